@@ -1,0 +1,189 @@
+"""A folder at any fsspec URL: reads, and writes that are either complete or absent.
+
+Local files are written under a temporary name, flushed to disk and renamed; on object stores one PUT (or
+one completed multipart upload) makes the object visible. Source: DESIGN rule 2; spec/faults.md S11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+import fsspec
+import pyarrow.fs as pafs
+
+TEMPORARY = ".tmp-"
+_COPY_BYTES = 1 << 20
+
+
+class StoreError(OSError):
+    """A file of a store that cannot be read or written, in one line."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """path relative to the store; size in bytes; version: changes when the content does (mtime or ETag)."""
+
+    path: str
+    size: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """A root folder given as a local path or an fsspec URL (`s3://bucket/corpus`). Paths inside are posix
+    and relative. Picklable: the file system is opened on first use in each process.
+    `options` are keyword arguments of the fsspec file system (endpoint, credentials)."""
+
+    url: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "://" not in self.url:
+            object.__setattr__(self, "url", str(Path(self.url).absolute()))
+
+    @property
+    def fs(self) -> Any:
+        return fsspec.url_to_fs(self.url, **self.options)[0]  # fsspec caches instances by arguments
+
+    @property
+    def root(self) -> str:
+        return str(fsspec.url_to_fs(self.url, **self.options)[1]).rstrip("/")
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.url or self.url.startswith("file://")
+
+    def full(self, path: str) -> str:
+        parts = PurePosixPath(path)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise StoreError(f"path {path!r} leaves the store {self.url}")
+        return f"{self.root}/{path}" if path else self.root
+
+    # --- reading ---
+
+    def exists(self, path: str) -> bool:
+        return bool(self.fs.exists(self.full(path)))
+
+    def open(self, path: str) -> BinaryIO:
+        try:
+            return cast(BinaryIO, self.fs.open(self.full(path), "rb"))
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing from {self.url}") from None
+
+    def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
+        """Bytes [offset, offset + size) of a file, or the rest of it. Raises StoreError when it is short."""
+        with self.open(path) as f:
+            f.seek(offset)
+            data = f.read() if size is None else f.read(size)
+        if size is not None and len(data) != size:
+            raise StoreError(f"{path} ends {size - len(data)} bytes early (wanted {size} at {offset})")
+        return data
+
+    @contextlib.contextmanager
+    def local(self, path: str) -> Iterator[Path]:
+        """A local path with this file's content: the file itself, or a copy that is removed afterwards."""
+        if not self.exists(path):
+            raise StoreError(f"{path} is missing from {self.url}")
+        if self.is_local:
+            yield Path(self.full(path))
+            return
+        with tempfile.TemporaryDirectory(prefix="wp2-") as folder:
+            copy = Path(folder) / PurePosixPath(path).name
+            self.fs.get_file(self.full(path), str(copy))
+            yield copy
+
+    def list(self, prefix: str = "") -> list[Stat]:
+        """Every file below a folder, sorted by path; temporaries are not listed."""
+        if self.is_local:
+            return sorted(self._walk(prefix), key=lambda s: s.path)
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.find(self.full(prefix), detail=True)
+        except FileNotFoundError:
+            return []
+        cut = len(self.root) + 1
+        stats = [
+            Stat(name[cut:], int(info["size"]), str(info.get("ETag") or info.get("LastModified") or ""))
+            for name, info in found.items()
+            if TEMPORARY not in name
+        ]
+        return sorted(stats, key=lambda s: s.path)
+
+    def _walk(self, prefix: str) -> Iterator[Stat]:
+        # os.scandir: 710K files in seconds, where a general find() builds a dict per file.
+        stack = [self.full(prefix)]
+        while stack:
+            try:
+                entries = os.scandir(stack.pop())
+            except FileNotFoundError:
+                continue
+            with entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        stack.append(entry.path)
+                    elif TEMPORARY not in entry.name:
+                        info = entry.stat()
+                        yield Stat(entry.path[len(self.root) + 1 :], info.st_size, str(info.st_mtime_ns))
+
+    def arrow(self) -> tuple[pafs.FileSystem, str]:
+        """The same folder as a pyarrow file system, for Parquet data sets."""
+        if self.is_local:
+            return pafs.LocalFileSystem(), self.root
+        return pafs.PyFileSystem(pafs.FSSpecHandler(self.fs)), self.root
+
+    # --- writing ---
+
+    def write(self, path: str, data: bytes) -> None:
+        """Publish bytes under a name: complete or not at all."""
+        if not self.is_local:
+            self.fs.pipe_file(self.full(path), data)
+            return
+        with self._temporary(path) as temporary:
+            temporary.write_bytes(data)
+
+    def put(self, local: Path, path: str) -> None:
+        """Publish a local file under a name: complete or not at all. The local file stays."""
+        if not self.is_local:
+            self.fs.put_file(str(local), self.full(path))
+            return
+        with self._temporary(path) as temporary:
+            shutil.copyfile(local, temporary)
+
+    @contextlib.contextmanager
+    def _temporary(self, path: str) -> Iterator[Path]:
+        target = Path(self.full(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
+        try:
+            yield temporary
+            with temporary.open("rb") as f:
+                os.fsync(f.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self, path: str) -> None:
+        self.fs.rm_file(self.full(path))
+
+    def sweep(self, prefix: str = "") -> int:
+        """Remove the temporaries that a killed writer left below a folder; returns how many."""
+        if not self.is_local:
+            return 0
+        left = [p for p in Path(self.full(prefix)).rglob(f"{TEMPORARY}*") if p.is_file()]
+        for path in left:
+            path.unlink(missing_ok=True)
+        return len(left)
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a local file, hex."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -1,0 +1,65 @@
+"""Actions: what the player pressed per frame, and the 6-vector per latent that the model consumes.
+
+Row t of a log is the input held from frame t to frame t+1: a[t] moves f[t] -> f[t+1] (spec/faults.md W3).
+Source: spec/worldplay2.md a.6, b; DESIGN 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+AXES = ("pitch", "yaw", "forward", "lateral", "perspective", "jump")
+"""Order of the 6-vector. pitch, yaw: degrees per latent, up and right positive. forward -1/0/1 (s, w),
+lateral -1/0/1 (a, d), perspective 0 third person, 1 first person, jump 0/1."""
+
+PITCH, YAW, FORWARD, LATERAL, PERSPECTIVE, JUMP = range(6)
+MAX_DEGREES_PER_LATENT = 180.0
+"""Beyond half a turn a rotation between two poses is ambiguous (spec/faults.md P8)."""
+
+
+class Witness(StrEnum):
+    """Where the pitch and yaw of a row come from."""
+
+    POSES = "poses"
+    LOG = "log"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class LatentActions:
+    """Action rows of a clip, one per latent.
+
+    rows: float32 [T, 6] in the order of `AXES`; NaN where the value is not known. Row 0 is idle.
+    reasons: per axis name, runs (first latent, last latent + 1, reason) that cover exactly its NaN entries.
+    witness: what pitch and yaw were measured from.
+    """
+
+    rows: npt.NDArray[np.float32]
+    reasons: dict[str, tuple[tuple[int, int, str], ...]]
+    witness: Witness
+
+    def __post_init__(self) -> None:
+        t = len(self.rows)
+        if self.rows.shape != (t, 6):
+            raise ValueError(f"action rows must be [T, 6], got {self.rows.shape}")
+        for axis, name in enumerate(AXES):
+            named = np.zeros(t, bool)
+            for start, stop, _ in self.reasons.get(name, ()):
+                named[start:stop] = True
+            if not np.array_equal(named, np.isnan(self.rows[:, axis])):
+                raise ValueError(f"every unknown {name} needs a reason, and only those")
+        known = self.rows[~np.isnan(self.rows).any(axis=1)]
+        if not (np.isin(known[:, FORWARD : LATERAL + 1], (-1, 0, 1)).all()):
+            raise ValueError("forward and lateral must be -1, 0 or 1")
+        if not np.isin(known[:, PERSPECTIVE :], (0, 1)).all():
+            raise ValueError("perspective and jump must be 0 or 1")
+
+
+def runs(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+    """Maximal runs (start, stop) of True in a mask."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2))

@@ -1,0 +1,124 @@
+"""A sample is one clip: the members of its tars, the annotation record, and its row in the index.
+
+Tars by family, with the same sample ids in the same order in each:
+  media         <id>.mp4
+  annotations   <id>.json  <id>.actions.npy  <id>.grid.npy  <id>.poses.npy
+A sample's members lie together, so one range read of a tar brings a whole sample of a family.
+Source: DESIGN 2; spec/faults.md S1, S2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas import SCHEMA_VERSION
+from schemas.caption import StructuredCaption
+from schemas.clip import Perspective
+from schemas.pose import Scale
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "media": ("mp4",),
+    "annotations": ("json", "actions.npy", "grid.npy", "poses.npy"),
+}
+"""Member suffixes of each family, in tar order. Every sample has every member."""
+
+ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "actions.npy": ("float32", ("T", "6")),  # schemas.action.AXES; NaN where unknown
+    "grid.npy": ("int32", ("G",)),  # frame of the media file shown at each entry of the 16 fps grid
+    "poses.npy": ("float32", ("F", "3", "4")),  # camera-to-world, OpenCV axes; NaN where unknown
+}
+"""dtype and shape of each array member: T latents, G = 4T - 3 grid entries, F frames of the media file."""
+
+
+class UnknownRun(BaseModel):
+    """Latents [start, stop) whose value on an axis is not known, and why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    axis: str
+    start: int
+    stop: int
+    reason: str
+
+
+class Annotation(BaseModel):
+    """The JSON member. Every key is always there, with one type, and never null: a Hugging Face `datasets`
+    reader infers types from the first rows and fails on null later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    schema_version: int = SCHEMA_VERSION
+    sample_id: str
+    clip_id: str
+    recording_id: str
+    split: str
+    game: str
+    perspective: Perspective
+    licence: str
+    frames: int = Field(description="F, frames of the media file")
+    fps: float = Field(description="rate of the media file; its exact value is fps_num / fps_den")
+    fps_num: int
+    fps_den: int
+    width: int
+    height: int
+    duration_s: float
+    latents: int = Field(description="T, action rows")
+    grid_jitter_max_s: float = Field(description="largest distance of a chosen frame from its grid time")
+    pose_scale: Scale = Field(description="unit of the translations in poses.npy")
+    pose_estimator: str = Field(description="what made the poses; none when there are none")
+    pose_valid_share: float
+    action_witness: str = Field(description="what pitch and yaw come from: poses, log or none")
+    action_unknown: tuple[UnknownRun, ...] = Field(description="exactly the NaN entries of actions.npy")
+    action_lag_frames: float = Field(description="log against poses: best lag; 0 when not measured")
+    caption: StructuredCaption
+
+
+MEMBER = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("xxh64", pa.uint64(), nullable=False),
+    ]
+)
+"""A member's data bytes in its tar and their checksum (the cheap one, for the hot path)."""
+
+PLACE = pa.struct(
+    [
+        pa.field("tar", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("members", pa.list_(pa.field("item", MEMBER, nullable=False)), nullable=False),
+    ]
+)
+"""Where a sample lies in a family: the range that covers its members, headers included, and each of them."""
+
+
+def index_schema() -> pa.Schema:
+    """Row of the index: one sample, its facts, and its place in each family."""
+    facts = [
+        ("sample_id", pa.string()),
+        ("clip_id", pa.string()),
+        ("recording_id", pa.string()),
+        ("split", pa.string()),
+        ("game", pa.string()),
+        ("perspective", pa.string()),
+        ("licence", pa.string()),
+        ("frames", pa.int64()),
+        ("fps", pa.float64()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("duration_s", pa.float64()),
+        ("latents", pa.int32()),
+    ]
+    fields = [pa.field(n, t, nullable=False) for n, t in facts]
+    fields += [pa.field(family, PLACE, nullable=False) for family in FAMILIES]
+    return pa.schema(fields, metadata={"schema_version": str(SCHEMA_VERSION)})
+
+
+def check_array(name: str, array: np.ndarray, sizes: dict[str, int]) -> None:
+    """Raise ValueError unless an array member has its dtype and shape; sizes gives F, G and T."""
+    dtype, shape = ARRAYS[name]
+    want = tuple(sizes.get(s) or int(s) for s in shape)
+    if array.dtype != np.dtype(dtype) or array.shape != want:
+        raise ValueError(f"{name} must be {dtype} {want}, got {array.dtype} {array.shape}")
