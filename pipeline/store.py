@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, cast
 import fsspec
 import pyarrow.fs as pafs
 
-TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp"
+"""Folder of a local store that holds files on their way to their names."""
 _COPY_BYTES = 1 << 20
 
 
@@ -72,6 +73,18 @@ class Store:
     def exists(self, path: str) -> bool:
         return bool(self.fs.exists(self.full(path)))
 
+    def size(self, path: str) -> int | None:
+        """Size in bytes, or None when there is no such file."""
+        if self.is_local:
+            try:
+                return Path(self.full(path)).stat().st_size
+            except FileNotFoundError:
+                return None
+        try:
+            return int(self.fs.size(self.full(path)))
+        except FileNotFoundError:
+            return None
+
     def open(self, path: str) -> BinaryIO:
         try:
             return cast(BinaryIO, self.fs.open(self.full(path), "rb"))
@@ -79,13 +92,29 @@ class Store:
             raise StoreError(f"{path} is missing from {self.url}") from None
 
     def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
-        """Bytes [offset, offset + size) of a file, or the rest of it. Raises StoreError when it is short."""
-        with self.open(path) as f:
-            f.seek(offset)
-            data = f.read() if size is None else f.read(size)
+        """Bytes [offset, offset + size) of a file, or the rest of it; one ranged GET on an object store.
+        Raises StoreError when the file is missing or shorter than that."""
+        if self.is_local:
+            with self.open(path) as f:
+                f.seek(offset)
+                data = f.read() if size is None else f.read(size)
+        else:
+            data = self._get(path, offset, None if size is None else offset + size)
         if size is not None and len(data) != size:
             raise StoreError(f"{path} ends {size - len(data)} bytes early (wanted {size} at {offset})")
         return data
+
+    def _get(self, path: str, start: int, end: int | None) -> bytes:
+        if start == end:
+            return b""
+        try:
+            return bytes(self.fs.cat_file(self.full(path), start=start or None, end=end))
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing from {self.url}") from None
+        except OSError:  # a range that starts behind the end is an error of its own there
+            if start < (self.size(path) or 0):
+                raise
+            return b""
 
     @contextlib.contextmanager
     def local(self, path: str) -> Iterator[Path]:
@@ -113,7 +142,7 @@ class Store:
         stats = [
             Stat(name[cut:], int(info["size"]), str(info.get("ETag") or info.get("LastModified") or ""))
             for name, info in found.items()
-            if TEMPORARY not in name
+            if not name[cut:].startswith(f"{TEMPORARY}/")
         ]
         return sorted(stats, key=lambda s: s.path)
 
@@ -127,11 +156,13 @@ class Store:
                 continue
             with entries:
                 for entry in entries:
+                    path = entry.path[len(self.root) + 1 :]
                     if entry.is_dir():
-                        stack.append(entry.path)
-                    elif TEMPORARY not in entry.name:
+                        if path != TEMPORARY:
+                            stack.append(entry.path)
+                    else:
                         info = entry.stat()
-                        yield Stat(entry.path[len(self.root) + 1 :], info.st_size, str(info.st_mtime_ns))
+                        yield Stat(path, info.st_size, str(info.st_mtime_ns))
 
     def arrow(self) -> tuple[pafs.FileSystem, str]:
         """The same folder as a pyarrow file system, for Parquet data sets."""
@@ -159,27 +190,47 @@ class Store:
 
     @contextlib.contextmanager
     def _temporary(self, path: str) -> Iterator[Path]:
-        target = Path(self.full(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
+        temporary = self.scratch(path)
         try:
             yield temporary
-            with temporary.open("rb") as f:
-                os.fsync(f.fileno())
-            temporary.replace(target)
+            self.publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def scratch(self, path: str) -> Path:
+        """Where to write a large local file before `publish` gives it the name `path`. On a local store it
+        lies in the store's folder of temporaries, so that publishing renames it and copies nothing."""
+        if not self.is_local:
+            handle, name = tempfile.mkstemp(prefix="wp2-")
+            os.close(handle)
+            return Path(name)
+        folder = Path(self.full(TEMPORARY))
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{os.getpid()}-{path.replace('/', '-')}"
+
+    def publish(self, temporary: Path, path: str) -> None:
+        """Give a finished `scratch` file its name, complete or not at all: flush and rename, or one PUT.
+        The temporary is gone afterwards."""
+        if not self.is_local:
+            self.fs.put_file(str(temporary), self.full(path))
+            temporary.unlink()
+            return
+        target = Path(self.full(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("rb") as f:
+            os.fsync(f.fileno())
+        temporary.replace(target)
 
     def remove(self, path: str) -> None:
         self.fs.rm_file(self.full(path))
 
-    def sweep(self, prefix: str = "") -> int:
-        """Remove the temporaries that a killed writer left below a folder; returns how many."""
+    def sweep(self) -> int:
+        """Remove the temporaries that killed writers left; returns how many. For the sole writer only."""
         if not self.is_local:
             return 0
-        left = [p for p in Path(self.full(prefix)).rglob(f"{TEMPORARY}*") if p.is_file()]
+        left = [s.path for s in self._walk(TEMPORARY)]
         for path in left:
-            path.unlink(missing_ok=True)
+            Path(self.full(path)).unlink(missing_ok=True)
         return len(left)
 
 

@@ -11,14 +11,20 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
 
 AXES = ("pitch", "yaw", "forward", "lateral", "perspective", "jump")
 """Order of the 6-vector. pitch, yaw: degrees per latent, up and right positive. forward -1/0/1 (s, w),
 lateral -1/0/1 (a, d), perspective 0 third person, 1 first person, jump 0/1."""
 
 PITCH, YAW, FORWARD, LATERAL, PERSPECTIVE, JUMP = range(6)
-MAX_DEGREES_PER_LATENT = 180.0
-"""Beyond half a turn a rotation between two poses is ambiguous (spec/faults.md P8)."""
+LEGAL: dict[int, tuple[int, ...]] = {
+    FORWARD: (-1, 0, 1),
+    LATERAL: (-1, 0, 1),
+    PERSPECTIVE: (0, 1),
+    JUMP: (0, 1),
+}
+"""Values of the enumerated axes."""
 
 
 class Witness(StrEnum):
@@ -27,6 +33,21 @@ class Witness(StrEnum):
     POSES = "poses"
     LOG = "log"
     NONE = "none"
+
+
+class RotationRates(BaseModel):
+    """Frozen statistics: how far one unit of an input turns the camera, by game and log column.
+
+    A key's rate is in degrees per second held, a count's in degrees per count, both of the positive side and
+    without the sign that the key map states. An input without a rate is uncalibrated. Source: DESIGN rule 10;
+    spec/faults.md C7.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    rates: dict[str, dict[str, float]] = {}
+
+    def rate(self, game: str, column: str) -> float | None:
+        return self.rates.get(game, {}).get(column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +73,15 @@ class LatentActions:
                 named[start:stop] = True
             if not np.array_equal(named, np.isnan(self.rows[:, axis])):
                 raise ValueError(f"every unknown {name} needs a reason, and only those")
-        known = self.rows[~np.isnan(self.rows).any(axis=1)]
-        if not (np.isin(known[:, FORWARD : LATERAL + 1], (-1, 0, 1)).all()):
-            raise ValueError("forward and lateral must be -1, 0 or 1")
-        if not np.isin(known[:, PERSPECTIVE :], (0, 1)).all():
-            raise ValueError("perspective and jump must be 0 or 1")
+        if unknown := set(self.reasons) - set(AXES):
+            raise ValueError(f"reasons for {', '.join(sorted(unknown))}, which is no axis")
+        for axis, legal in LEGAL.items():
+            values = self.rows[:, axis]
+            if not np.isin(values[~np.isnan(values)], legal).all():
+                raise ValueError(f"{AXES[axis]} must be one of {legal}")
+        idle = self.rows[:1, [PITCH, YAW, FORWARD, LATERAL, JUMP]]
+        if np.any(idle != 0):
+            raise ValueError("row 0 must be idle: nothing moves before the first frame")
 
 
 def runs(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:

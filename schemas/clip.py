@@ -38,7 +38,9 @@ class Clip(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     clip_id: str
     recording_id: str = Field(description="clips of one recording share it; splits go by recording")
+    source: str = Field(default="", description="kind:url of the source it was last found in")
     source_path: str = Field(description="path relative to the source root, as found")
+    also_at: tuple[str, ...] = Field(default=(), description="other paths with the same bytes")
     bytes: int
     sha256: str
     game: str = Field(default="", description="name in the key map; empty when there is none")

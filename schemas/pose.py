@@ -57,6 +57,8 @@ class PoseTrack:
         if self.rotation.shape != (n, 3, 3) or self.translation.shape != (n, 3):
             raise ValueError(f"a track of {n} frames needs rotation [{n},3,3] and translation [{n},3]")
         r, v = self.rotation[self.valid], self.translation[self.valid]
+        if not (np.isnan(self.rotation[~self.valid]).all() and np.isnan(self.translation[~self.valid]).all()):
+            raise ValueError("a row that is not valid must hold NaN")
         if not (np.isfinite(r).all() and np.isfinite(v).all()):
             raise ValueError("a valid pose must be finite")
         if len(r) and not np.allclose(r @ r.transpose(0, 2, 1), np.eye(3), atol=1e-6):

@@ -1,0 +1,5 @@
+"""Recordings of bot gameplay with the truth beside them: `record` writes them, `wp2 record` calls it."""
+
+from jobs.record.recorder import RecordError, RecordingSummary, record
+
+__all__ = ["RecordError", "RecordingSummary", "record"]

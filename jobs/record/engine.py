@@ -64,7 +64,7 @@ VARIABLES: Final = (
 
 @dataclass(frozen=True)
 class Input:
-    """What is held from one frame to the next. Counts are whole: x positive turns right, y positive looks up."""
+    """What is held from one frame to the next. Whole counts: x positive turns right, y positive looks up."""
 
     keys: frozenset[str] = frozenset()
     mouse_x: int = 0
@@ -83,8 +83,11 @@ class Thing:
 
 @dataclass(frozen=True)
 class State:
-    """The game's state shown in one frame. Engine axes: x east, y north, z up, map units; yaw counter-clockwise
-    from +x in degrees; pitch positive DOWN (engine sign). `sectors`: (S, 2) floor and ceiling heights."""
+    """The game's state shown in one frame.
+
+    Engine axes: x east, y north, z up, map units; yaw counter-clockwise from +x in degrees; pitch positive
+    DOWN. `sectors`: (S, 2) floor and ceiling heights.
+    """
 
     values: dict[str, float]
     things: tuple[Thing, ...]
@@ -105,14 +108,16 @@ class State:
 
 
 class Engine:
-    """One game on one map. A context manager; every picture and state is a function of the arguments and inputs."""
+    """One game on one map, a context manager. Pictures and states are functions of the arguments and inputs."""
 
     def __init__(
         self, wad: str, level: str, *, seed: int, monsters: bool, third_person: bool, size: tuple[int, int]
     ) -> None:
         resolution = f"RES_{size[0]}X{size[1]}"
         if resolution not in vizdoom.ScreenResolution.__members__:
-            raise ValueError(f"size {size[0]}x{size[1]} is not one that ViZDoom renders; use 640x360 or 320x180")
+            raise ValueError(
+                f"size {size[0]}x{size[1]} is not one that ViZDoom renders; use 640x360 or 320x180"
+            )
         game = vizdoom.DoomGame()
         self._folder = tempfile.TemporaryDirectory(prefix="wp2_record_")
         game.set_doom_config_path(str(Path(self._folder.name) / "config.ini"))
@@ -170,7 +175,8 @@ class Engine:
         """The present state and its picture (H, W, 3) RGB."""
         shown = self._game.get_state()
         things = tuple(
-            Thing(int(o.id), o.name, o.category, o.position_x, o.position_y, o.position_z) for o in shown.objects
+            Thing(int(o.id), o.name, o.category, o.position_x, o.position_y, o.position_z)
+            for o in shown.objects
         )
         sectors = np.array([(s.floor_height, s.ceiling_height) for s in shown.sectors])
         values = dict(zip(VARIABLES, (float(v) for v in shown.game_variables)))

@@ -40,7 +40,7 @@ def unit(yaw: float) -> NDArray[np.float64]:
 class Intent:
     """What the player wants in this tic.
 
-    yaw: engine degrees to look along; None keeps it. pitch_up: degrees. velocity: (vx, vy) in map units a tic.
+    yaw: engine degrees to look along; None keeps it. pitch_up: degrees. velocity: map units a tic.
     taps: keys pressed as they are. exact: turn onto `yaw` to the count, not just near it.
     """
 
@@ -105,7 +105,7 @@ class Hands:
         return counts
 
     def _turn_keys(self, error: float, exact: bool) -> Iterable[str]:
-        """Press towards the aim; let go where one more tic would overshoot. A press starts slow, so taps are fine."""
+        """Press towards the aim; let go where one more tic would overshoot. A press starts slow: taps are fine."""
         start, stop = (0.51 * KEY_TURN_SLOW, 0.51 * KEY_TURN_SLOW) if exact else (7.0, 0.6 * KEY_TURN)
         side = int(np.sign(error))
         if self._turn_key == 0:

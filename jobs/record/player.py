@@ -1,4 +1,4 @@
-"""A bot that plays like a person: explores, opens doors, picks things up, fights, and walks back to where it was.
+"""A bot that plays like a person: explores, opens doors, picks things up, fights, and walks back.
 
 A play is a generator: it yields what the player wants in this tic and reads the new state from its `Player`.
 """
@@ -20,6 +20,18 @@ Steps = Generator[Intent, None, bool]  # ends with True when it got there
 
 ROOM = 128.0  # side of the squares whose visits are counted
 PICKUPS = ("Health", "Armor", "Ammo", "Weapon", "Powerup", "Item")
+# Monsters that fall within seconds.
+FOES = (
+    "Zombieman",
+    "ShotgunGuy",
+    "ChaingunGuy",
+    "DoomImp",
+    "Demon",
+    "Spectre",
+    "LostSoul",
+)
+# (tics held, units moved forward or back, units moved sideways) from rest, coasting included (measured).
+PRESSES = ((1, 7.75, 7.44), (2, 16.11, 15.41), (3, 24.40, 23.43))
 USE_RANGE = 56.0  # the engine's is 64
 STUCK_TICS = 35
 CLOSE_UNITS, CLOSE_DEGREES = 0.6, 0.5  # what counts as back at the start
@@ -95,7 +107,7 @@ class Player:
     def walk_a_loop(self, frames: int, mode: str) -> Play:
         """Go out for about 0.42 of `frames`, come back along the same way, and end in the start pose.
 
-        mode "turn180": walks back face forward; "rewind": walks backwards, looking where it looked on the way out.
+        mode "turn180": walks back face forward; "rewind": walks backwards and looks where it looked before.
         Raises NoRoute when it does not get back.
         """
         x, y, yaw = self.trail[0]
@@ -107,7 +119,9 @@ class Player:
         trail = np.array(self.trail[::-1])
         step = np.r_[True, np.hypot(*np.diff(trail[:, :2], axis=0).T) > 1.0]
         back = trail[step]
-        yield from self.follow(back[:, :2], "return", look=back[:, 2] if mode == "rewind" else None, arrive=14.0)
+        yield from self.follow(
+            back[:, :2], "return", look=back[:, 2] if mode == "rewind" else None, arrive=14.0
+        )
         if np.hypot(*(start - self.state.position)) > 24.0:
             yield from self.follow(self.route_to(start), "return", arrive=14.0)
         yield from self._settle()
@@ -148,9 +162,9 @@ class Player:
         arrive: float = 40.0,
         until_gone: int | None = None,
     ) -> Steps:
-        """Walk along points (P, 2). `look`: (P,) yaws to hold on the way; else the player looks where it goes.
+        """Walk along points (P, 2). `look`: (P,) yaws to hold on the way; else it looks where it goes.
 
-        Ends with True within `arrive` of the last point (or when thing `until_gone` is gone), False when stuck.
+        Ends with True within `arrive` of the last point or when thing `until_gone` is gone, False when stuck.
         """
         along = np.r_[0.0, np.cumsum(np.hypot(*np.diff(path, axis=0).T))]
         index, checked, anchor = 0, self.frame, self.state.position
@@ -188,9 +202,7 @@ class Player:
                 speed = 0.0  # turn first
             speed = min(speed, max(3.0, (along[-1] - along[index]) / 10.0))
             vx, vy = speed * unit(want)
-            yield Intent(
-                phase, gaze + glance, 0.0 if look is not None else pitch, (vx, vy), run=speed > WALK
-            )
+            yield Intent(phase, gaze + glance, 0.0 if look is not None else pitch, (vx, vy), run=speed > WALK)
 
     def pick_up(self, thing_id: int) -> Steps:
         thing = self._thing(thing_id)
@@ -204,7 +216,7 @@ class Player:
         return done
 
     def fight(self, thing_id: int) -> Steps:
-        """Close in on a monster, then face it, sidestep and shoot until it is dead. False when that takes 12 s."""
+        """Close in on a monster, face it, sidestep and shoot until it is dead. False when that takes 12 s."""
         end = self.frame + 12 * 35
         side = 1.0
         while self.frame < end:
@@ -285,13 +297,13 @@ class Player:
         routes = self.walk.distances(self.state.position, self.penalty)
         found = []
         for thing in self.state.things:
-            if thing.name.startswith("Dead") or thing.category not in ("Monster", *PICKUPS):
+            if thing.name not in FOES and thing.category not in PICKUPS:
                 continue
             at = np.array([thing.x, thing.y])
             row, column = self.walk.cell_of(at)
             node = self.walk.node[row, column]
             if node >= 0 and routes.cost[node] < 1200.0:
-                kind = "kill" if thing.category == "Monster" else "pickup"
+                kind = "kill" if thing.name in FOES else "pickup"
                 found.append((float(routes.cost[node]), kind, thing.id))
         return [(kind, thing_id) for _, kind, thing_id in sorted(found)]
 
@@ -299,7 +311,8 @@ class Player:
         """True when no blocking line lies between two points, seen from above."""
         steps = max(2, int(np.hypot(*(there - here)) / (CELL / 2)))
         rows, columns = self.walk.cell_of(here + np.linspace(0.0, 1.0, steps)[:, None] * (there - here)).T
-        return bool((self.walk.clearance[rows, columns] > CELL / 2).all())
+        floor, ceiling = self.state.sectors[self.walk.sector[rows, columns]].T
+        return bool((self.walk.clearance[rows, columns] > CELL / 2).all() and (ceiling - floor > 40.0).all())
 
     def _visible(
         self, path: NDArray[np.float64], along: NDArray[np.float64], index: int, reach: float
@@ -362,7 +375,7 @@ class Player:
         sector = int(self.walk.sector[row, column])
         for tic in range(140):
             floor, ceiling = self.state.sectors[sector]
-            if ceiling - floor >= PLAYER_HEIGHT + 8.0:
+            if ceiling - floor >= PLAYER_HEIGHT:
                 return True
             here = self.state.position
             aim = bearing(here, door)
@@ -384,37 +397,39 @@ class Player:
             yield Intent("return")
 
     def _nudge(self, target: NDArray[np.float64]) -> Play:
-        """Two short key taps, the second after a small turn, that add up to the way left."""
+        """Two short presses, each after a small turn, that add up to the way left."""
         step = self.hands.turn_step
-        offsets = np.arange(-int(80 / step), int(80 / step) + 1) * step
+        offsets = np.arange(-int(90 / step), int(90 / step) + 1) * step
         headings = np.radians(self.state.yaw + offsets)
         ahead = np.stack([np.cos(headings), np.sin(headings)], axis=1)
         right = ahead[:, ::-1] * (1.0, -1.0)
-        taps = {
-            "MOVE_FORWARD": ahead * TAP_FORWARD,
-            "MOVE_BACKWARD": -ahead * TAP_FORWARD,
-            "MOVE_RIGHT": right * TAP_SIDE,
-            "MOVE_LEFT": -right * TAP_SIDE,
-        }
+        moves = [
+            (key, tics, direction * length)
+            for tics, forward, side in PRESSES
+            for key, direction, length in (
+                ("MOVE_FORWARD", ahead, forward),
+                ("MOVE_BACKWARD", -ahead, forward),
+                ("MOVE_RIGHT", right, side),
+                ("MOVE_LEFT", -right, side),
+            )
+        ]
         left = target - self.state.position
-        turn = np.abs(offsets)[:, None] + np.abs(offsets[:, None] - offsets[None, :])
-        best = (np.inf, "", 0.0, "", 0.0)
-        for first, one in taps.items():
-            for second, two in taps.items():
-                miss = np.hypot(*np.moveaxis(one[:, None] + two[None] - left, -1, 0))
-                cost = miss + 0.002 * turn
+        # 0.005 units a degree: a person takes a slightly worse spot for a much smaller turn.
+        turn = 0.005 * (np.abs(offsets)[:, None] + np.abs(offsets[:, None] - offsets[None, :]))
+        best_cost, best = np.inf, [("", 0, 0.0), ("", 0, 0.0)]
+        for key, tics, one in moves:
+            for key_2, tics_2, two in moves:
+                cost = turn + np.hypot(*np.moveaxis(one[:, None] + two[None] - left, -1, 0))
                 i, j = np.unravel_index(int(np.argmin(cost)), cost.shape)
-                if cost[i, j] < best[0]:
-                    best = (float(cost[i, j]), first, float(offsets[i]), second, float(offsets[j]))
+                if cost[i, j] < best_cost:
+                    best_cost = float(cost[i, j])
+                    best = [(key, tics, float(offsets[i])), (key_2, tics_2, float(offsets[j]))]
         yaw = self.state.yaw
-        for key, offset in ((best[1], best[2]), (best[3], best[4])):
+        for key, tics, offset in best:
             for _ in range(150):
                 if self.hands.turned(self.state, yaw + offset):
                     break
                 yield Intent("return", yaw=yaw + offset, exact=True)
-            yield Intent("return", taps=(key,))
+            for _ in range(tics):
+                yield Intent("return", taps=(key,))
             yield from self._settle()
-
-
-TAP_FORWARD = 7.75  # map units that one tic of MOVE_FORWARD or MOVE_BACKWARD moves a resting player (measured)
-TAP_SIDE = 7.44  # the same for MOVE_LEFT and MOVE_RIGHT

@@ -57,8 +57,18 @@ class WalkMap:
         rows, columns = self.cell_of(points).T
         return bool(self.walkable[rows, columns].all())
 
+    def free_ahead(
+        self, points: NDArray[np.float64], yaws: NDArray[np.float64], reach: float
+    ) -> NDArray[np.float64]:
+        """Map units (F,) from points (F, 2) along yaws (F,) to the next line that blocks, up to `reach`."""
+        steps = np.arange(0.0, reach, 8.0)
+        ray = np.stack([np.cos(np.radians(yaws)), np.sin(np.radians(yaws))], axis=1)
+        rows, columns = np.moveaxis(self.cell_of(points[:, None] + steps[:, None] * ray[:, None]), -1, 0)
+        hit = (self.clearance[rows, columns] < 8.0) | (self.sector[rows, columns] < 0)
+        return np.where(hit.any(axis=1), steps[hit.argmax(axis=1)], reach)
+
     def distances(self, source: NDArray[np.float64], penalty: NDArray[np.float64] | None = None) -> Routes:
-        """Cheapest routes from `source` to every node; `penalty` (N,) multiplies the cost of entering a node."""
+        """Cheapest routes from `source` to all nodes; `penalty` (N,) multiplies the cost of entering one."""
         graph = self.graph
         if penalty is not None:
             graph = csr_array((graph.data * penalty[graph.indices], graph.indices, graph.indptr), graph.shape)
@@ -82,7 +92,9 @@ class Routes:
         return self.walk.centre(np.array(nodes[::-1]))
 
 
-def sector_grid(geometry: MapGeometry, origin: NDArray[np.float64], shape: tuple[int, int]) -> NDArray[np.int64]:
+def sector_grid(
+    geometry: MapGeometry, origin: NDArray[np.float64], shape: tuple[int, int]
+) -> NDArray[np.int64]:
     """Sector index of every cell centre: along a row, each line crossed names the sector on its far side."""
     grid = np.full(shape, -1, np.int64)
     (ax, ay), (bx, by) = geometry.a.T, geometry.b.T
@@ -114,7 +126,7 @@ def blocking_lines(geometry: MapGeometry, *, doors: bool) -> NDArray[np.bool_]:
     if doors:
         special_ok |= np.isin(geometry.special, DOOR_SPECIALS)
     passable = two_sided & (step <= MAX_STEP) & (room >= PLAYER_HEIGHT) & special_ok
-    return ~passable | ((geometry.flags & IMPASSIBLE) != 0)
+    return np.asarray(~passable | ((geometry.flags & IMPASSIBLE) != 0), np.bool_)
 
 
 def walk_map(geometry: MapGeometry, obstacles: Iterable[tuple[float, float]], *, doors: bool) -> WalkMap:
@@ -124,11 +136,15 @@ def walk_map(geometry: MapGeometry, obstacles: Iterable[tuple[float, float]], *,
     width, height = (np.ceil((ends.max(axis=0) - origin) / CELL) + 4).astype(int)
     sector = sector_grid(geometry, origin, (height, width))
     free = np.pad(np.full((height - 2, width - 2), 255, np.uint8), 1)  # a blocked border
-    pixel = lambda p: tuple(int(v) for v in np.round(((p - origin) / CELL - 0.5) * 16))  # noqa: E731
+
+    def pixel(x: float, y: float) -> tuple[int, int]:
+        """In sixteenths of a cell, as OpenCV's shift of 4 reads them."""
+        return round(((x - origin[0]) / CELL - 0.5) * 16), round(((y - origin[1]) / CELL - 0.5) * 16)
+
     for line in np.flatnonzero(blocking_lines(geometry, doors=doors)):
-        cv2.line(free, pixel(geometry.a[line]), pixel(geometry.b[line]), 0, 1, cv2.LINE_8, 4)
+        cv2.line(free, pixel(*geometry.a[line]), pixel(*geometry.b[line]), 0, 1, cv2.LINE_8, 4)
     for x, y in obstacles:
-        cv2.circle(free, pixel(np.array([x, y])), int(12 / CELL * 16), 0, -1, cv2.LINE_8, 4)
+        cv2.circle(free, pixel(x, y), int(12 / CELL * 16), 0, -1, cv2.LINE_8, 4)
     clearance = cv2.distanceTransform(free, cv2.DIST_L2, 5).astype(np.float32) * CELL
     harmful = np.isin(geometry.sector_special, DAMAGE_SECTORS)
     walkable = (sector >= 0) & (clearance >= MIN_CLEARANCE) & ~harmful[sector]

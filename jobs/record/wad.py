@@ -65,7 +65,14 @@ def read_map(wad: Path, name: str) -> MapGeometry:
     side_type = np.dtype([("offset", "<i2", 2), ("textures", "S8", 3), ("sector", "<u2")])
     side_sector = np.append(np.frombuffer(lumps["SIDEDEFS"], side_type)["sector"].astype(np.int64), -1)
     sector_type = np.dtype(
-        [("floor", "<i2"), ("ceiling", "<i2"), ("flats", "S8", 2), ("light", "<i2"), ("special", "<u2"), ("tag", "<u2")]
+        [
+            ("floor", "<i2"),
+            ("ceiling", "<i2"),
+            ("flats", "S8", 2),
+            ("light", "<i2"),
+            ("special", "<u2"),
+            ("tag", "<u2"),
+        ]
     )
     sectors = np.frombuffer(lumps["SECTORS"], sector_type)
     sides = np.where(lines[:, 5:7] == NO_SIDE, -1, lines[:, 5:7])

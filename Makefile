@@ -1,0 +1,49 @@
+# Everything runs in .venv, installed from requirements.lock by uv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := demo
+
+.PHONY: setup demo test soak lint bench lock clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	touch $@
+
+demo: setup
+	$(BIN)/wp2 record $(DEMO)/recordings --seed 1 --navigation 4 --loops 1 --events 1
+	$(BIN)/wp2 curate gameplay:$(DEMO)/recordings --out $(DEMO)/corpus
+	$(BIN)/wp2 verify $(DEMO)/corpus
+	$(BIN)/wp2 table $(DEMO)/corpus clips --columns clip_id,source_path,status,frames,latents,perspective
+	$(BIN)/wp2 show $(DEMO)/corpus navigation00 --out $(DEMO)/clip.png
+
+test: setup
+	$(BIN)/python -m pytest -m "not soak"
+
+# The full counts of the kill and corruption tests.
+soak: setup
+	$(BIN)/python -m pytest -m soak --timeout 7200
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m benchmarks.frames
+	$(BIN)/python -m benchmarks.shards
+	$(BIN)/python -m benchmarks.runner
+	$(BIN)/python -m benchmarks.ledger
+
+lock:
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --all-extras --no-header \
+	  --no-annotate pyproject.toml --output-file requirements.lock
+
+clean:
+	rm -rf $(DEMO)

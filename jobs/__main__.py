@@ -1,0 +1,5 @@
+"""`python -m jobs` is `wp2`."""
+
+from jobs.cli import main
+
+main()

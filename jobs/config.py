@@ -1,0 +1,115 @@
+"""The one config file. Every key has a default and a meaning; an unknown key is refused by name."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.actions import ActionsConfig
+from pipeline.gates import GatesConfig
+from pipeline.ingest import IngestConfig
+from pipeline.pose.stage import PoseConfig
+from pipeline.shards.write import ShardConfig
+from pipeline.sources import SourceConfig
+
+
+class ConfigError(ValueError):
+    """A config file that cannot be used; the message is one line."""
+
+
+class RunConfig(BaseModel):
+    """How a run is carried out. Nothing here changes the bytes of a shard, except the two marked so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    cpus: int | None = Field(
+        default=None, ge=1, description="CPUs of a local Ray; all of the machine if null"
+    )
+    in_flight: int | None = Field(default=None, ge=1, description="most clips in flight; 2 per CPU if null")
+    attempts: int = Field(default=3, ge=1, description="tries of a clip before it counts as failed")
+    max_failed_share: float = Field(default=0.05, ge=0, le=1, description="share of clips that may fail")
+    min_failed: int = Field(default=10, ge=0, description="up to this many failures never end a run")
+    partition_size: int = Field(default=1000, ge=1, description="clips of a partition (new generations only)")
+    val_share: float = Field(
+        default=0.02, ge=0, le=1, description="share of recordings in split val (new ones)"
+    )
+    dashboard: bool = Field(default=False, description="start Ray's dashboard and state API on 127.0.0.1")
+
+
+class CurateConfig(BaseModel):
+    """Everything that `wp2 curate` can be told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    source: SourceConfig = Field(default=SourceConfig(), description="what to read of a source")
+    ingest: IngestConfig = Field(default=IngestConfig(), description="strict decode and working copies")
+    gates: GatesConfig = Field(default=GatesConfig(), description="what is rejected before any dear stage")
+    pose: PoseConfig = Field(default=PoseConfig(), description="camera poses")
+    actions: ActionsConfig = Field(default=ActionsConfig(), description="inputs and the action rows")
+    shards: ShardConfig = Field(default=ShardConfig(), description="tars and index")
+    run: RunConfig = Field(default=RunConfig(), description="how the run is carried out")
+    storage: dict[str, Any] = Field(
+        default={}, description="fsspec options of remote sources and corpora (endpoint, profile)"
+    )
+
+
+def load(path: Path | None) -> CurateConfig:
+    """The config of a YAML file, or the defaults. Raises ConfigError in one line."""
+    if path is None:
+        return CurateConfig()
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    return parse(data if data is not None else {}, str(path))
+
+
+def parse(data: Any, name: str) -> CurateConfig:
+    """Validate parsed YAML. Raises ConfigError naming the first wrong key, and the nearest known one."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name} must hold sections such as 'ingest:', not a {type(data).__name__}")
+    try:
+        return CurateConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{name}: unknown key {where!r}{_nearest(first['loc'])}") from None
+        raise ConfigError(f"{name}: {where}: {first['msg']} (got {first['input']!r})") from None
+
+
+def _nearest(loc: tuple[int | str, ...]) -> str:
+    model: type[BaseModel] | None = CurateConfig
+    for part in loc[:-1]:
+        field = model.model_fields.get(str(part)) if model else None
+        model = _model_of(field.annotation) if field else None
+    known = list(model.model_fields) if model else []
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys are {', '.join(known)}"
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *get_args(annotation)]
+    models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+    return models[0] if models else None
+
+
+def render(config: BaseModel, indent: int = 0) -> str:
+    """The resolved config as YAML, each key under a comment with its meaning."""
+    pad = "  " * indent
+    lines: list[str] = []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if field.description:
+            lines.append(f"{pad}# {field.description}")
+        if isinstance(value, BaseModel):
+            lines += [f"{pad}{name}:", render(value, indent + 1)]
+        else:
+            dumped = config.model_dump(mode="json", include={name})[name]
+            text = yaml.safe_dump({name: dumped}, default_flow_style=None, allow_unicode=True).rstrip()
+            lines += [pad + line for line in text.splitlines()]
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""One `wp2 curate`: opens source and corpus, starts the pool, runs the curator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from jobs.config import CurateConfig
+from jobs.curate import Curator, Outcome
+from jobs.package import package_env
+from jobs.progress import Progress
+from jobs.runner import Pool, RayPool
+from jobs.stages import STAGES, flow
+from pipeline.corpus import open_corpus, sole_writer
+from pipeline.flow import forget
+from pipeline.shards.stage import Shards
+from pipeline.sources import discover, open_source
+
+
+def run_curate(
+    source: str,
+    corpus_url: str,
+    config: CurateConfig,
+    only: str | None = None,
+    anew: str | None = None,
+    address: str | None = None,
+    retry_failed: bool = False,
+    json_logs: bool = False,
+    console: Console | None = None,
+    pool: Pool | None = None,
+) -> Outcome:
+    """Run to the end, or to the first error that is not a clip's.
+
+    only, anew: names of stages (StageOrderError for others). pool: None starts Ray.
+    Raises BudgetExceeded, CorpusError, SourceError, RunnerError.
+    """
+    kind, store = open_source(source, config.storage)
+    name = f"{kind}:{store.url}"
+    corpus = open_corpus(corpus_url, config.storage, create=True)
+    progress = Progress(STAGES, json_logs, console or Console(stderr=True))
+    with sole_writer(corpus), progress:
+        progress.enter("list")
+        corpus.sweep()
+        listing = discover(kind, store, config.source)
+        work = flow(config, corpus, {name: listing.key_map}, only)
+        if anew is not None:
+            forget({}, work.stages, anew)  # refuse a wrong name before anything starts
+        shards = Shards(config.shards, corpus) if only in (None, Shards.name) else None
+        progress.enter("start")
+        used = pool or RayPool(
+            address,
+            config.run.cpus,
+            config.run.in_flight,
+            config.run.dashboard,
+            package_env() if address else None,
+        )
+        try:
+            curator = Curator(corpus, config, name, work, shards, used, progress, anew, retry_failed)
+            outcome = curator.run(curator.update_catalogue(store, listing))
+        finally:
+            if pool is None:
+                used.close()
+    return replace(outcome, ignored=dict(listing.ignored), notes=listing.notes)

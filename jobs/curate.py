@@ -1,0 +1,312 @@
+"""`wp2 curate`: a source of clips to verified shards, resumable after any death.
+
+    discover -> scan (digests; a new generation) -> each clip through the stages -> shards a partition -> root
+
+The driver holds the receipts of the partitions in work and of no others. Every outcome reaches the ledger; a
+kill loses at most the receipts of the last seconds, whose units then make the same bytes again.
+Source: DESIGN rules 2, 7, 10.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from jobs.config import CurateConfig
+from jobs.progress import Progress
+from jobs.runner import Lost, Pool
+from pipeline.catalogue import Catalogue, to_clips
+from pipeline.flow import Flow, forget
+from pipeline.ledger import Ledger, Receipts
+from pipeline.scan import ScanCache, cache_keys, scan
+from pipeline.shards.stage import Shards
+from pipeline.shards.write import write_root
+from pipeline.sources.found import Discovery
+from pipeline.stage import Receipt, Unit, digest
+from pipeline.store import Store
+from schemas.clip import Clip
+from schemas.quality import Reason, Status, because
+
+FLUSH_S = 2.0
+SCAN_BATCH = 16
+
+
+class BudgetExceeded(RuntimeError):
+    """More clips failed than the run allows."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt at a clip, or at the shards of a partition when `clip_id` is empty."""
+
+    partition: str
+    clip_id: str
+    attempt: int
+
+
+@dataclass
+class Work:
+    """A partition in work. open: clips of this run's source that have not come to their end. elsewhere: how
+    many of other sources have not; while there are any, the partition gets no shards."""
+
+    clips: dict[str, Clip]
+    splits: dict[str, str]
+    receipts: Receipts
+    mark: str
+    open: set[str] = field(default_factory=set)
+    elsewhere: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a run did: clips it brought to their end, by status, and the partitions it wrote."""
+
+    counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
+    already_done: int = 0
+    partitions: int = 0
+    shard_failures: list[str] = field(default_factory=list)
+    ignored: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def run_clip(flow: Flow, unit: Unit, attempt: int) -> list[Receipt]:
+    """Task: one attempt at one clip."""
+    return flow.run(unit, attempt)
+
+
+def run_shards(shards: Shards, partition: str, units: list[tuple[Unit, str]]) -> Receipt:
+    """Task: the tars, index and inventory of one partition."""
+    return shards.run(partition, units)
+
+
+class Curator:
+    """One run over one corpus.
+
+    source: "kind:url"; clips that another source brought are left as they are. shards: None leaves tars
+    unwritten. anew: this stage and all after it are made again. retry_failed: failed clips get new attempts.
+    Raises BudgetExceeded after the running tasks have ended and the ledger is written.
+    """
+
+    def __init__(
+        self,
+        corpus: Store,
+        config: CurateConfig,
+        source: str,
+        flow: Flow,
+        shards: Shards | None,
+        pool: Pool,
+        progress: Progress,
+        anew: str | None = None,
+        retry_failed: bool = False,
+    ) -> None:
+        self.corpus, self.config, self.source, self.flow, self.shards = corpus, config, source, flow, shards
+        self.pool, self.progress, self.anew, self.retry_failed = pool, progress, anew, retry_failed
+        self.ledger = Ledger(corpus)
+        self.outcome = Outcome()
+        self._base = digest(flow.configs(), shards.identity() if shards else "")
+        self._work: dict[str, Work] = {}
+        self._again: deque[Task] = deque()
+        self._whole: deque[Task] = deque()
+        self._flushed = time.monotonic()
+        self._stop = False
+
+    # --- the catalogue ---
+
+    def update_catalogue(self, source: Store, listing: Discovery) -> Catalogue:
+        """Digest what is new in a listing, and publish the next generation when there is one."""
+        self.progress.enter("scan")
+        found = self._scan(source, listing)
+        run = self.config.run
+        return Catalogue.load(self.corpus).update(self.corpus, found, run.partition_size, run.val_share)
+
+    def _scan(self, source: Store, listing: Discovery) -> pa.Table:
+        cache = ScanCache.load(self.corpus)
+        keys = cache_keys(listing)
+        todo = cache.missing(keys)
+        batches = [todo[i : i + SCAN_BATCH] for i in range(0, len(todo), SCAN_BATCH)]
+        self.progress.total, self.progress.finished = len(keys), len(keys) - len(todo)
+        tasks = [(source, listing.key_map, [listing.found[i] for i in batch]) for batch in batches]
+        for number, result in self._map(scan, tasks):
+            batch = batches[number]
+            if isinstance(result, Lost):
+                first = listing.found[batch[0]].path
+                raise RuntimeError(f"cannot read {first} or one of the next {SCAN_BATCH}: {result.reason}")
+            cache.add([keys[i] for i in batch], result)
+            self.progress.finished += len(batch)
+        cache.save()
+        return cache.describe(self.source, keys)
+
+    def _map(self, function: Callable[..., Any], tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        waiting = deque(enumerate(tasks))
+        while waiting or self.pool.busy:
+            while waiting and self.pool.free > 0:
+                number, args = waiting.popleft()
+                self.pool.submit(number, function, *args)
+            yield from self.pool.wait(0.5)
+            self.progress.tick()
+
+    # --- the clips ---
+
+    def run(self, catalogue: Catalogue) -> Outcome:
+        """Bring every clip of the catalogue to its end, and every partition to its shards."""
+        self.progress.total, self.progress.finished = len(catalogue), 0
+        self.progress.enter("clips")
+        flow, shards = self.pool.share(self.flow), self.pool.share(self.shards)
+        new = self._open_clips(catalogue)
+        try:
+            while True:
+                while self.pool.free > 0 and (task := self._next(new)) is not None:
+                    if task.clip_id:
+                        unit = self._unit(task.partition, task.clip_id)
+                        self.pool.submit(task, run_clip, flow, unit, task.attempt)
+                    else:
+                        self.pool.submit(task, run_shards, shards, task.partition, self._ok(task.partition))
+                if self.pool.busy == 0:
+                    break
+                for task, result in self.pool.wait(0.5):
+                    self._take(task, result)
+                self._flush()
+                self.progress.tick()
+        finally:
+            self.ledger.flush()
+        if self._stop:
+            raise BudgetExceeded(
+                f"{self.outcome.counts[Status.FAILED]} clips failed, over the budget of "
+                f"{self._budget(catalogue):.0f} (run.max_failed_share): see `wp2 table CORPUS failures`"
+            )
+        if self.shards:
+            write_root(self.corpus)
+        return self.outcome
+
+    def _open_clips(self, catalogue: Catalogue) -> Iterator[Task]:
+        """Tasks for every clip that is not done, a partition at a time, each loaded when it is reached."""
+        self._limit = self._budget(catalogue)
+        files = self.ledger.files()
+        digests = catalogue.digests()
+        inventories = {s.path for s in self.corpus.list("index")}
+        for name, table in catalogue.partitions().items():
+            mark = digest(self._base, digests[name])
+            marked = name in files and self.ledger.mark(files[name]) == mark
+            if marked and not self.anew and not self.retry_failed and f"index/{name}.json" in inventories:
+                self.progress.finished += table.num_rows
+                self.outcome.already_done += table.num_rows
+                continue
+            rows = list(to_clips(table))
+            work = Work(
+                {c.clip_id: c for c, _ in rows}, {c.clip_id: s for c, s in rows}, self.ledger.load(name), mark
+            )
+            if self.anew:
+                work.receipts = {i: forget(r, self.flow.stages, self.anew) for i, r in work.receipts.items()}
+            self._work[name] = work
+            left = [
+                c for i, c in work.clips.items()
+                if not self.flow.done(c, work.receipts.get(i, {}), self.retry_failed)
+            ]  # fmt: skip
+            work.open = {c.clip_id for c in left if c.source == self.source}
+            work.elsewhere = len(left) - len(work.open)
+            self.progress.finished += len(work.clips) - len(work.open)
+            self.outcome.already_done += len(work.clips) - len(work.open)
+            if not work.open:
+                self._complete(name)
+            for clip_id in sorted(work.open):
+                yield Task(name, clip_id, 1)
+
+    def _next(self, new: Iterator[Task]) -> Task | None:
+        if self._stop:
+            return None
+        if self._again:
+            return self._again.popleft()
+        if not self._whole:
+            task = next(new, None)
+            if task is not None:
+                return task
+        return self._whole.popleft() if self._whole else None
+
+    def _unit(self, partition: str, clip_id: str) -> Unit:
+        work = self._work[partition]
+        return self.flow.unit(work.clips[clip_id], partition, work.receipts.get(clip_id, {}))
+
+    def _ok(self, partition: str) -> list[tuple[Unit, str]]:
+        """Units of a partition's clips that passed every stage, by id, each with its split."""
+        work = self._work[partition]
+        last = self.flow.stages[-1].name
+        passed = [
+            i for i in sorted(work.clips)
+            if last in (r := work.receipts.get(i, {})) and all(x.status is Status.OK for x in r.values())
+        ]  # fmt: skip
+        return [(self._unit(partition, i), work.splits[i]) for i in passed]
+
+    # --- results ---
+
+    def _take(self, task: Task, result: Any) -> None:
+        if not task.clip_id:
+            self._take_shards(task, result)
+            return
+        work = self._work[task.partition]
+        if isinstance(result, Lost):
+            reason = Reason.WORKER_DIED if result.worker_died else Reason.INTERNAL
+            unit = self._unit(task.partition, task.clip_id)
+            result = [self.flow.lost(unit, because(reason, result.reason), task.attempt)]
+        mine = work.receipts.setdefault(task.clip_id, {})
+        for receipt in result:
+            mine[receipt.stage] = receipt
+        ended = result[-1].status if result else Status.OK
+        if ended is Status.FAILED and task.attempt < self.config.run.attempts:
+            self._again.append(Task(task.partition, task.clip_id, task.attempt + 1))
+            self._record(task.partition, result[:-1])
+            return
+        self._record(task.partition, result)
+        self.outcome.counts[ended] += 1
+        self._stop = self._stop or self.outcome.counts[Status.FAILED] > self._limit
+        self.progress.clip_finished()
+        work.open.discard(task.clip_id)
+        if not work.open:
+            self._complete(task.partition)
+
+    def _record(self, partition: str, receipts: list[Receipt]) -> None:
+        self.ledger.append(partition, receipts)
+        self.progress.receipts(receipts)
+
+    def _complete(self, partition: str) -> None:
+        """Every clip of a partition is at its end: write its shards, unless they are fresh or not wanted."""
+        work = self._work[partition]
+        if self.shards is None or work.elsewhere:
+            self._seal(partition, None)
+            return
+        held = work.receipts.get(partition, {}).get(self.shards.name)
+        fresh = held is not None and self.shards.is_fresh(held, self._ok(partition))
+        if fresh and self.corpus.exists(f"index/{partition}.json"):
+            self._seal(partition, work.mark)
+        else:
+            self._whole.append(Task(partition, "", 1))
+
+    def _take_shards(self, task: Task, result: Any) -> None:
+        if isinstance(result, Lost):
+            if task.attempt < self.config.run.attempts:
+                self._whole.append(Task(task.partition, "", task.attempt + 1))
+            else:
+                self.outcome.shard_failures.append(f"{task.partition}: {result.reason}")
+                self._seal(task.partition, None)
+            return
+        self._work[task.partition].receipts[task.partition] = {result.stage: result}
+        self._record(task.partition, [result])
+        self.outcome.partitions += 1
+        self._seal(task.partition, self._work[task.partition].mark)
+
+    def _seal(self, partition: str, mark: str | None) -> None:
+        work = self._work.pop(partition)
+        self.ledger.seal(partition, {i: self.flow.prune(r) for i, r in work.receipts.items()}, mark)
+
+    def _flush(self) -> None:
+        if time.monotonic() - self._flushed > FLUSH_S:
+            self.ledger.flush()
+            self._flushed = time.monotonic()
+
+    def _budget(self, catalogue: Catalogue) -> float:
+        run = self.config.run
+        return max(run.min_failed, run.max_failed_share * len(catalogue))

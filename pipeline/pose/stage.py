@@ -1,0 +1,137 @@
+"""The pose stage: the first estimator that applies to a clip gives its track, or every row is unknown."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.media import read_frames
+from pipeline.pose import Estimator
+from pipeline.pose.given import Given
+from pipeline.sources import SourceConfig
+from pipeline.sources.sidecar import SidecarError
+from pipeline.stage import Fact, Result, Unit
+from schemas import SCHEMA_VERSION
+from schemas.clip import Clip, FrameTable
+from schemas.pose import PoseTrack, Scale, turn
+from schemas.quality import Reason, Unknown, Verdict, because
+
+POSES = "poses.parquet"
+AMBIGUOUS_DEG = 90.0
+"""A turn of more than this between two frames may be half of something else (spec/faults.md P8)."""
+
+_ROTATION = tuple(f"r{i}{j}" for i in range(3) for j in range(3))
+_TRANSLATION = ("tx", "ty", "tz")
+
+
+class PoseConfig(BaseModel):
+    """Settings of the pose stage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    estimators: tuple[Literal["given", "none"], ...] = Field(
+        default=("given", "none"), min_length=1, description="in order; the first that applies is used"
+    )
+
+
+class Nothing:
+    """The estimator of last resort: no row is valid."""
+
+    name = "none"
+
+    def applies(self, clip: Clip) -> bool:
+        return True
+
+    def estimate(self, unit: Unit, table: FrameTable) -> PoseTrack:
+        f = len(table)
+        return PoseTrack(
+            np.full((f, 3, 3), np.nan), np.full((f, 3), np.nan), np.zeros(f, bool), Scale.UNKNOWN, self.name
+        )
+
+
+class Pose:
+    """Stage: poses.parquet, one row a frame of the media file.
+
+    source: where the key map is, which says how pose logs are read. It is no part of the config: the digest
+    of a clip's sidecar covers what the key map says of it.
+    """
+
+    name: ClassVar[str] = "pose"
+    version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = ("ingest", "gates")
+    reads: ClassVar[tuple[str, ...]] = ("poses",)
+
+    def __init__(self, config: PoseConfig, source: SourceConfig | None = None) -> None:
+        self.config: BaseModel = config
+        known: dict[str, Estimator] = {"given": Given(source or SourceConfig()), "none": Nothing()}
+        self._estimators = tuple(known[name] for name in config.estimators)
+
+    def run(self, unit: Unit, scratch: Path) -> Result:
+        table = read_frames(unit)
+        estimator = next((e for e in self._estimators if e.applies(unit.clip)), Nothing())
+        try:
+            track = estimator.estimate(unit, table)
+        except SidecarError as error:
+            return Result(Verdict.failed(because(Reason.BAD_SIDECAR, str(error))))
+        steps = turns(track)
+        path = scratch / POSES
+        pq.write_table(to_table(track, steps), path, compression="zstd")
+        facts: dict[str, Fact] = {
+            "estimator": track.estimator,
+            "valid_share": round(float(track.valid.mean()), 6),
+            "scale": str(track.scale),
+            "ambiguous_steps": int(np.count_nonzero(np.abs(steps) > AMBIGUOUS_DEG)),
+        }
+        return Result(Verdict.ok(), {POSES: path}, facts)
+
+
+def turns(track: PoseTrack) -> npt.NDArray[np.float64]:
+    """(yaw right, pitch up) in degrees from each frame to the next, float64 [F, 2]; NaN where a pose is missing
+    and in the last row. Their sum is the total turn."""
+    steps = np.full((len(track), 2), np.nan)
+    steps[:-1] = turn(track.rotation[:-1], track.rotation[1:], track.up)
+    return steps
+
+
+def to_table(track: PoseTrack, steps: npt.NDArray[np.float64]) -> pa.Table:
+    gap = Unknown.NO_POSES if track.estimator == Nothing.name else Unknown.POSE_GAP
+    columns: dict[str, object] = {
+        "frame": np.arange(len(track), dtype=np.int64),
+        "valid": track.valid,
+        "reason": ["" if v else str(gap) for v in track.valid],
+    }
+    flat = track.rotation.reshape(-1, 9)
+    columns |= {name: flat[:, i] for i, name in enumerate(_ROTATION)}
+    columns |= {name: track.translation[:, i] for i, name in enumerate(_TRANSLATION)}
+    columns |= {"yaw_deg": steps[:, 0], "pitch_deg": steps[:, 1]}
+    up = "" if track.up is None else " ".join(f"{v:.17g}" for v in track.up)
+    about = {
+        "schema_version": str(SCHEMA_VERSION),
+        "convention": "camera-to-world, OpenCV axes",
+        "scale": str(track.scale),
+        "up": up,
+        "estimator": track.estimator,
+    }
+    return pa.table(columns).replace_schema_metadata(about)
+
+
+def read_poses(unit: Unit) -> PoseTrack:
+    """The track of a clip, from the pose stage's output."""
+    data = unit.corpus.read(unit.receipts["pose"].output(POSES).path)
+    table = pq.read_table(io.BytesIO(data))
+    about = {k.decode(): v.decode() for k, v in table.schema.metadata.items()}
+    up = [float(v) for v in about["up"].split()]
+    return PoseTrack(
+        rotation=np.stack([table[n].to_numpy() for n in _ROTATION], axis=1).reshape(-1, 3, 3),
+        translation=np.stack([table[n].to_numpy() for n in _TRANSLATION], axis=1),
+        valid=table["valid"].to_numpy(),
+        scale=Scale(about["scale"]),
+        estimator=about["estimator"],
+        up=(up[0], up[1], up[2]) if up else None,
+    )

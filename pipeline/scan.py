@@ -1,0 +1,125 @@
+"""From what lies in a source to catalogue rows: the digests, and a cache so that no video is read twice.
+
+The cache (`ledger/scan.parquet`) is keyed by what a listing shows: path, size and version of a video and of its
+sidecars, and the key map entry that reads them. It is bookkeeping and never published. Everything that grows
+with the corpus is an Arrow table here: 710,000 Python records would not fit the driver's 2 GB.
+Source: DESIGN rules 8, 10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+from dataclasses import dataclass, field
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.catalogue import DESCRIPTION
+from pipeline.sources.found import Discovery, Found, sidecars_of
+from pipeline.sources.keymap import KeyMap
+from pipeline.stage import digest
+from pipeline.store import Store
+from schemas.clip import Clip
+
+PATH = "ledger/scan.parquet"
+SAVE_S = 30.0
+ID_HEX = 16
+_CHUNK = 1 << 20
+_SCHEMA = pa.schema([("key", pa.string()), *DESCRIPTION])
+
+
+def cache_keys(listing: Discovery) -> list[str]:
+    """A key for each recording of a listing, in its order: equal keys mean equal bytes and equal reading."""
+    entries: dict[str, str] = {}
+    keys = []
+    for found in listing.found:
+        if found.game not in entries:
+            entries[found.game] = digest(listing.key_map.match(found.path))
+        beside = [listing.sidecars.get(path) for path in (found.log, found.poses, found.events)]
+        seen = [f"{s.path}:{s.size}:{s.version}" if s else "-" for s in beside]
+        about = (found.path, str(found.size), found.version, found.licence, entries[found.game])
+        keys.append("|".join((*about, *seen)))
+    return keys
+
+
+def scan(source: Store, key_map: KeyMap, batch: list[Found]) -> list[dict[str, object]]:
+    """Task: a catalogue row of each recording, by reading it once."""
+    return [_clip(source, key_map, found).model_dump(mode="json") for found in batch]
+
+
+def _clip(source: Store, key_map: KeyMap, found: Found) -> Clip:
+    sha, size = hashlib.sha256(), 0
+    with source.open(found.path) as f:
+        while block := f.read(_CHUNK):
+            sha.update(block)
+            size += len(block)
+    identity = sha.hexdigest()[:ID_HEX]
+    return Clip(
+        clip_id=identity,
+        recording_id=identity,
+        source_path=found.path,
+        bytes=size,
+        sha256=sha.hexdigest(),
+        game=found.game,
+        perspective=found.perspective,
+        licence=found.licence,
+        **sidecars_of(found, source, key_map),
+    )
+
+
+@dataclass
+class ScanCache:
+    """Catalogue rows by cache key, kept in the corpus."""
+
+    corpus: Store
+    table: pa.Table
+    _new: list[dict[str, object]] = field(default_factory=list)
+    _saved: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def load(corpus: Store) -> ScanCache:
+        if not corpus.exists(PATH):
+            return ScanCache(corpus, _SCHEMA.empty_table())
+        return ScanCache(corpus, pq.read_table(io.BytesIO(corpus.read(PATH)), schema=_SCHEMA))
+
+    def missing(self, keys: list[str]) -> list[int]:
+        """Positions of the keys that the cache does not hold."""
+        held = set(self.table.column("key").to_pylist())
+        return [i for i, key in enumerate(keys) if key not in held]
+
+    def add(self, keys: list[str], rows: list[dict[str, object]]) -> None:
+        self._new += [{"key": key, **row} for key, row in zip(keys, rows, strict=True)]
+        if time.monotonic() - self._saved > SAVE_S:
+            self.save()
+
+    def save(self) -> None:
+        if not self._new:
+            return
+        self.table = pa.concat_tables([self.table, pa.Table.from_pylist(self._new, schema=_SCHEMA)])
+        self._new.clear()
+        sink = io.BytesIO()
+        pq.write_table(self.table, sink, compression="zstd")
+        self.corpus.write(PATH, sink.getvalue())
+        self._saved = time.monotonic()
+
+    def describe(self, source: str, keys: list[str]) -> pa.Table:
+        """One row per content (columns of the catalogue's `DESCRIPTION`), sorted by clip id: the first path
+        in order; the other paths with the same bytes stand in `also_at`. source: "kind:url"."""
+        wanted = pa.table({"key": keys})
+        db = duckdb.connect()
+        db.register("cache", self.table)
+        db.register("wanted", wanted)
+        paths = "list(source_path order by source_path)"
+        columns = {name: f"arg_min({name}, source_path)" for name in DESCRIPTION.names}
+        columns |= {
+            "clip_id": "clip_id",
+            "source": "$source",
+            "source_path": f"{paths}[1]",
+            "also_at": f"{paths}[2:]",
+        }
+        chosen = ", ".join(f"{sql} as {name}" for name, sql in columns.items())
+        query = f"select {chosen} from wanted join cache using (key) group by clip_id order by clip_id"
+        return db.sql(query, params={"source": source}).to_arrow_table().cast(DESCRIPTION)

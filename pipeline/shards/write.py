@@ -1,0 +1,273 @@
+"""Writes a partition's samples as tars, index and inventory, in that order, each complete or absent.
+
+Source: DESIGN 2, rules 2, 8, 10; spec/faults.md S1, S2, S11.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from pipeline.shards.check import check_tar
+from pipeline.shards.inventory import (
+    PARTITION_PATTERN,
+    ROOT,
+    FileEntry,
+    Inventory,
+    Root,
+    file_entry,
+    index_path,
+    inventory_path,
+    partition_names,
+    root_hash,
+    seal,
+    unseal,
+)
+from pipeline.shards.tar import END, Place, TarWriter, header, padding, tar_path
+from pipeline.store import Store, StoreError
+from schemas.clip import ID_PATTERN
+from schemas.sample import FAMILIES, index_schema
+
+_FACTS = tuple(n for n in index_schema().names if n != "sample_id" and n not in FAMILIES)
+
+
+class ShardError(ValueError):
+    """Samples that cannot be written as they are, in one line."""
+
+
+class ShardConfig(BaseModel):
+    """How large tars grow. A sample is never split, so a tar passes the target only to hold its one sample;
+    the last tar of a partition is whatever remains.
+
+    1 GiB: some 100 clips of 60 s at 480p in a media tar, a few seconds of reading at 500 MB/s."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    target_bytes: dict[str, int] = dict.fromkeys(FAMILIES, 1 << 30)
+
+    @field_validator("target_bytes")
+    @classmethod
+    def _every_family(cls, value: dict[str, int]) -> dict[str, int]:
+        if set(value) != set(FAMILIES) or min(value.values()) <= 0:
+            raise ValueError(f"target_bytes needs a positive size for each of {', '.join(FAMILIES)}")
+        return value
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample to write.
+
+    facts: the index columns, without sample_id and places.
+    members: content by suffix, for every suffix of every family: bytes, or a local file that is streamed and
+        must stay until the writer asks for the next sample (a generator may hold it open that long).
+    """
+
+    sample_id: str
+    facts: Mapping[str, Any]
+    members: Mapping[str, bytes | Path]
+
+
+def write_partition(
+    corpus: Store, partition: str, samples: Iterable[Sample], config: ShardConfig
+) -> Inventory:
+    """Write the samples, which come sorted by id, and publish them; the same samples give the same bytes.
+
+    A tar is written under a temporary name, flushed, read back and compared member by member, then renamed.
+    The index follows, the inventory last. An older inventory of the partition is withdrawn before anything
+    that it describes changes, and tars that the new one does not name are removed at the end.
+    Raises ShardError, with nothing published under a new inventory, on an illegal, repeated or unsorted id,
+    on missing or unknown members or facts, and on content that disagrees with schemas.sample.
+    Source: DESIGN rules 2, 10; spec/faults.md S1, S2, S11.
+    """
+    if not PARTITION_PATTERN.fullmatch(partition) or partition == "root":
+        raise ShardError(f"partition {partition!r} must match {PARTITION_PATTERN.pattern} and not be root")
+    publisher = _Publisher(corpus, partition)
+    families = {f: _Tars(publisher, f, config.target_bytes[f]) for f in FAMILIES}
+    rows: list[dict[str, Any]] = []
+    try:
+        for sample in samples:
+            _check(sample, rows[-1]["sample_id"] if rows else "")
+            row = {"sample_id": sample.sample_id, **sample.facts}
+            rows.append(row)
+            for family, tars in families.items():
+                row[family] = tars.add(sample, row)
+        for tars in families.values():
+            tars.close()
+    finally:
+        for tars in families.values():
+            tars.discard()
+    entries = tuple(entry for tars in families.values() for entry in tars.entries)
+    inventory = Inventory(
+        partition=partition, samples=len(rows), tars=entries, index=publisher.index(_index_bytes(rows))
+    )
+    corpus.write(inventory_path(partition), seal(inventory))
+    _remove_stale(corpus, inventory)
+    return inventory
+
+
+def write_root(corpus: Store) -> Root:
+    """Publish index/root.json over every inventory, catalogue/, statistics/ and corpus.json.
+
+    Raises StoreError when an inventory is damaged or corpus.json is missing. Source: DESIGN rule 2.
+    """
+    samples = 0
+    paths = [inventory_path(p) for p in partition_names([s.path for s in corpus.list("index")], ".json")]
+    for path in paths:
+        samples += unseal(corpus.read(path), Inventory, path).samples
+    paths += [s.path for folder in ("catalogue", "statistics") for s in corpus.list(folder)]
+    files = tuple(file_entry(corpus, path) for path in sorted([*paths, "corpus.json"]))
+    root = Root(samples=samples, files=files, root=root_hash(files))
+    corpus.write(ROOT, seal(root))
+    return root
+
+
+class _Publisher:
+    """Publishes the files of one partition and keeps its older inventory true meanwhile."""
+
+    def __init__(self, corpus: Store, partition: str) -> None:
+        self.corpus = corpus
+        self.partition = partition
+        path = inventory_path(partition)
+        self._inventory_exists = corpus.exists(path)
+        self._described: tuple[FileEntry, ...] = ()
+        if self._inventory_exists:
+            try:
+                self._described = unseal(corpus.read(path), Inventory, path).files
+            except StoreError:  # damaged: it describes nothing, and the first file published withdraws it
+                self._described = ()
+
+    def publish(self, temporary: Path, entry: FileEntry) -> None:
+        if self._inventory_exists and entry not in self._described:
+            self.corpus.remove(inventory_path(self.partition))
+            self._inventory_exists = False
+        self.corpus.publish(temporary, entry.path)
+
+    def index(self, data: bytes) -> FileEntry:
+        entry = FileEntry(
+            path=index_path(self.partition), bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+        )
+        temporary = self.corpus.scratch(entry.path)
+        try:
+            temporary.write_bytes(data)
+            self.publish(temporary, entry)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return entry
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A tar that is being written: its name to be, the temporary, and the index rows of its samples."""
+
+    path: str
+    temporary: Path
+    file: BinaryIO
+    tar: TarWriter
+    rows: list[dict[str, Any]]
+
+
+class _Tars:
+    """The tars of one family: those published, and the one that is being written."""
+
+    def __init__(self, publisher: _Publisher, family: str, target: int) -> None:
+        self.entries: list[FileEntry] = []
+        self._publisher = publisher
+        self._family = family
+        self._target = target
+        self._open: _Open | None = None
+
+    def add(self, sample: Sample, row: dict[str, Any]) -> Place:
+        """Append a sample's members of this family, in a new tar where the target would be passed."""
+        contents = {f"{sample.sample_id}.{s}": sample.members[s] for s in FAMILIES[self._family]}
+        if self._open and self._open.tar.size + _tar_bytes(contents) + len(END) > self._target:
+            self.close()
+        if self._open is None:
+            self._open = self._begin()
+        current = self._open
+        start = current.tar.size
+        members = [current.tar.add(name, content) for name, content in contents.items()]
+        current.rows.append(row)
+        return Place(tar=current.path, offset=start, size=current.tar.size - start, members=members)
+
+    def close(self) -> None:
+        """Finish the open tar, read it back, and publish it."""
+        if self._open is None:
+            return
+        current = self._open
+        digest = current.tar.finish()
+        os.fsync(current.file.fileno())
+        current.file.close()
+        entry = FileEntry(path=current.path, bytes=current.tar.size, sha256=digest)
+        with current.temporary.open("rb") as f:
+            seen, findings = check_tar(f, current.path, self._family, current.rows)
+        if findings:
+            raise ShardError(f"{findings[0].member or current.path}: {findings[0].problem}")
+        if seen != entry:
+            raise ShardError(f"{current.path} does not read back as written; check the disk, then run again")
+        self._publisher.publish(current.temporary, entry)
+        self.entries.append(entry)
+        self._open = None
+
+    def discard(self) -> None:
+        """Remove what is being written. Does nothing after `close`."""
+        if self._open is not None:
+            self._open.file.close()
+            self._open.temporary.unlink(missing_ok=True)
+
+    def _begin(self) -> _Open:
+        path = tar_path(self._family, self._publisher.partition, len(self.entries))
+        temporary = self._publisher.corpus.scratch(path)
+        file = temporary.open("wb")
+        return _Open(path, temporary, file, TarWriter(file), [])
+
+
+def _tar_bytes(contents: Mapping[str, bytes | Path]) -> int:
+    total = 0
+    for name, content in contents.items():
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        total += len(header(name, size)) + size + padding(size)
+    return total
+
+
+def _check(sample: Sample, last: str) -> None:
+    name = sample.sample_id
+    if not ID_PATTERN.fullmatch(name):
+        raise ShardError(f"sample id {name!r} must match {ID_PATTERN.pattern}: a dot would end the key early")
+    if name <= last:
+        raise ShardError(f"sample {name} comes after {last}: give samples sorted by id, each once")
+    wanted = {s for suffixes in FAMILIES.values() for s in suffixes}
+    for what, want, got in (
+        ("member", wanted, set(sample.members)),
+        ("fact", set(_FACTS), set(sample.facts)),
+    ):
+        if missing := sorted(want - got):
+            raise ShardError(f"sample {name} lacks the {what} {', '.join(missing)}")
+        if unknown := sorted(got - want):
+            raise ShardError(f"sample {name} has the unknown {what} {', '.join(unknown)}")
+
+
+def _index_bytes(rows: list[dict[str, Any]]) -> bytes:
+    """Parquet of the index, every choice that could change its bytes stated."""
+    table = pa.Table.from_pylist(rows, schema=index_schema())
+    out = io.BytesIO()
+    pq.write_table(table, out, version="2.6", compression="zstd", compression_level=3, row_group_size=1 << 20)
+    return out.getvalue()
+
+
+def _remove_stale(corpus: Store, inventory: Inventory) -> None:
+    """Remove tars that an earlier, longer write of the same partition left."""
+    named = {entry.path for entry in inventory.tars}
+    own = re.compile(rf"shards/[a-z]+/{re.escape(inventory.partition)}-\d{{4,}}\.tar")
+    for family in FAMILIES:
+        for stat in corpus.list(f"shards/{family}"):
+            if own.fullmatch(stat.path) and stat.path not in named:
+                corpus.remove(stat.path)

@@ -1,0 +1,280 @@
+"""The key map of a corpus: which recordings belong to which game, and how to read their logs.
+
+A YAML file with one list, `games`. An entry names its recordings by glob and says what each log column means.
+Everything that differs between games (signs, units, axes, conventions) is stated here and nowhere else.
+Source: DESIGN rule 5; spec/faults.md W3, W5, W7, P7, C7. Described for users in docs/sources.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from schemas.clip import Perspective
+
+
+class SourceError(ValueError):
+    """A source that cannot be listed; the message is one line."""
+
+
+class KeyMapError(SourceError):
+    """A key map that cannot be used; the message is one line that names the place."""
+
+
+class _Strict(BaseModel):
+    """Unknown keys are refused, naming the nearest known one: a misspelt key must not pass as absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for key in data:
+            if key not in cls.model_fields:
+                near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.0)
+                raise ValueError(f"unknown key {key!r}; the nearest known one is {near[0]!r}")
+        return data
+
+
+class Action(StrEnum):
+    """What an input does. `run` is a modifier: a column of the inputs, not an axis of the 6-vector."""
+
+    PITCH = "pitch"
+    YAW = "yaw"
+    FORWARD = "forward"
+    LATERAL = "lateral"
+    JUMP = "jump"
+    RUN = "run"
+
+
+class InputUnit(StrEnum):
+    KEY = "key"  # held (not zero) or not
+    COUNT = "count"  # device counts since the row before: they add up
+
+
+class Input(_Strict):
+    """One column of a log and the axis it drives."""
+
+    column: str
+    action: Action
+    unit: InputUnit = InputUnit.KEY
+    sign: Literal[1, -1] = Field(
+        default=1, description="of the axis when the value is positive: up, right, forward"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Input:
+        if self.unit is InputUnit.COUNT and self.action not in (Action.YAW, Action.PITCH):
+            raise ValueError(f"column {self.column}: counts can only drive yaw or pitch, not {self.action}")
+        if self.sign < 0 and self.action in (Action.JUMP, Action.RUN):
+            raise ValueError(f"column {self.column}: {self.action} has no negative side")
+        return self
+
+
+class Rows(_Strict):
+    """How the rows of a log lie against the frames of the video. Row r is source frame first_frame + r; or,
+    when `time` names a column of seconds, the frame shown at that time after `clock_start`."""
+
+    file: str = Field(description='path beside the video, e.g. "{stem}.input.csv"; .csv or .jsonl')
+    first_frame: int = Field(
+        default=0, description="source frame of row 0; negative when the log starts first"
+    )
+    time: str = Field(default="", description="column of seconds; empty: rows are frames")
+    clock_start: float = Field(default=0.0, description="log time, in seconds, at which frame 0 is shown")
+
+    @model_validator(mode="after")
+    def _readable(self) -> Rows:
+        if PurePosixPath(self.file).suffix not in (".csv", ".jsonl"):
+            raise ValueError(f"file {self.file!r} must end in .csv or .jsonl")
+        _fill(self.file, "x")
+        if self.time and self.first_frame:
+            raise ValueError("first_frame is for rows without a clock; with a time column use clock_start")
+        return self
+
+
+class LogPart(Rows):
+    """The input log. row next: row t holds from frame t to t+1 (a[t] moves f[t] -> f[t+1]); previous: row t
+    brought frame t about."""
+
+    row: Literal["next", "previous"] = "next"
+    complete: bool = Field(
+        default=True, description="false when something that is not logged also turns the camera"
+    )
+    absent: tuple[Action, ...] = Field(
+        default=(), description="what the game does not have at all: zero, where a missing input is unknown"
+    )
+    inputs: Annotated[tuple[Input, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _once(self) -> LogPart:
+        if both := sorted({i.action for i in self.inputs} & set(self.absent)):
+            raise ValueError(f"{both[0]} is absent and mapped at once")
+        names = [i.column for i in self.inputs]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"column {twice[0]} is mapped twice")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that are read, in order."""
+        return tuple(i.column for i in self.inputs) + ((self.time,) if self.time else ())
+
+    def driving(self, action: Action) -> tuple[Input, ...]:
+        return tuple(i for i in self.inputs if i.action is action)
+
+
+class PoseColumns(_Strict):
+    """Position, and either yaw (pitch, roll) in degrees or a quaternion qw qx qy qz."""
+
+    x: str
+    y: str
+    z: str
+    yaw: str = ""
+    pitch: str = ""
+    roll: str = ""
+    qw: str = ""
+    qx: str = ""
+    qy: str = ""
+    qz: str = ""
+
+    @property
+    def quaternion(self) -> tuple[str, ...]:
+        return (self.qw, self.qx, self.qy, self.qz)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PoseColumns:
+        if any(self.quaternion) == bool(self.yaw) or (any(self.quaternion) and not all(self.quaternion)):
+            raise ValueError("columns must name either yaw, or all of qw qx qy qz")
+        if any(self.quaternion) and (self.pitch or self.roll):
+            raise ValueError("pitch and roll do not go with a quaternion")
+        return self
+
+
+class World(_Strict):
+    """Axes of the world that positions are given in."""
+
+    up: Literal["y", "z"]
+    handed: Literal["right", "left"]
+
+
+class QuaternionMeaning(_Strict):
+    """What a quaternion turns. w2c: x y z are the translation of the same world-to-camera matrix."""
+
+    direction: Literal["c2w", "w2c"]
+    camera: Literal["opencv", "opengl"]
+
+
+class PosePart(Rows):
+    """The game's own camera, one row a frame: the state that the frame shows."""
+
+    columns: PoseColumns
+    world: World
+    yaw_zero: Literal["x", "y", "z", "-x", "-y", "-z"] = Field(
+        default="x", description="world axis that the camera looks along at yaw 0"
+    )
+    yaw_positive: Literal["left", "right"] | None = None
+    pitch_positive: Literal["up", "down"] | None = None
+    roll_positive: Literal["left", "right"] = Field(default="right", description="side the head leans to")
+    quaternion: QuaternionMeaning | None = None
+    metres_per_unit: float | None = Field(default=None, gt=0, description="absent: scale is unknown")
+
+    @model_validator(mode="after")
+    def _stated(self) -> PosePart:
+        c = self.columns
+        if c.yaw and self.yaw_positive is None:
+            raise ValueError("yaw_positive (left or right) must be stated")
+        if c.pitch and self.pitch_positive is None:
+            raise ValueError("pitch_positive (up or down) must be stated")
+        if any(c.quaternion) != (self.quaternion is not None):
+            raise ValueError("quaternion: {direction, camera} must be stated with qw qx qy qz, and only then")
+        if c.yaw and self.yaw_zero[-1] == self.world.up:
+            raise ValueError(f"yaw_zero {self.yaw_zero} cannot be the up axis")
+        if self.quaternion and self.world.handed == "left":
+            raise ValueError("a quaternion in a left-handed world has no agreed meaning: log yaw and pitch")
+        return self
+
+    @property
+    def columns_read(self) -> tuple[str, ...]:
+        """Columns that are read, in order."""
+        named = (*self.columns.model_dump().values(), self.time)
+        return tuple(n for n in named if n)
+
+
+class Entry(_Strict):
+    """One game, or one set of a game's recordings. Two entries may share a game: its rates are the same."""
+
+    game: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
+    videos: Annotated[tuple[str, ...], Field(min_length=1)]
+    licence: str = ""
+    perspective: Perspective = Perspective.UNKNOWN
+    log: LogPart | None = None
+    poses: PosePart | None = None
+    events: str = Field(default="", description='event log, e.g. "{stem}.events.jsonl"')
+
+    @model_validator(mode="after")
+    def _fills(self) -> Entry:
+        _fill(self.events, "x")
+        return self
+
+    def matches(self, path: str) -> bool:
+        """Does a recording belong here? Globs match from the right: `a_*.mp4` in any folder, `run1/*.mp4` in
+        any folder run1. Case counts."""
+        return any(PurePosixPath(path).match(glob) for glob in self.videos)
+
+
+class KeyMap(_Strict):
+    """Every entry of a corpus's key map."""
+
+    games: tuple[Entry, ...] = ()
+
+    def claim(self, path: str) -> int:
+        """Index of the entry that claims a recording; -1 for none. Raises KeyMapError, naming both, when two
+        do."""
+        claims = [i for i, entry in enumerate(self.games) if entry.matches(path)]
+        if len(claims) > 1:
+            names = " and ".join(f"games.{i} ({self.games[i].game})" for i in claims)
+            raise KeyMapError(f"{path} is claimed by {names}: make their globs exclude each other")
+        return claims[0] if claims else -1
+
+    def match(self, path: str) -> Entry | None:
+        """The entry that claims a recording, or None."""
+        index = self.claim(path)
+        return None if index < 0 else self.games[index]
+
+
+def parse(text: str, name: str) -> KeyMap:
+    """Key map from YAML. Raises KeyMapError in one line: file, place, what is wrong."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise KeyMapError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return KeyMap.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(p) for p in first["loc"]) or "top level"
+        raise KeyMapError(f"{name}: {place}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def beside(video: str, template: str) -> str:
+    """Path of a sidecar of a video: the template beside it, `{stem}` filled in; "" for an empty template."""
+    if not template:
+        return ""
+    path = PurePosixPath(video)
+    return (path.parent / _fill(template, path.stem)).as_posix()
+
+
+def _fill(template: str, stem: str) -> str:
+    filled = template.replace("{stem}", stem)
+    if PurePosixPath(template).is_absolute() or ".." in PurePosixPath(template).parts:
+        raise ValueError(f"{template!r} must lie beside the video or below")
+    if "{" in template.replace("{stem}", ""):
+        raise ValueError(f"{template!r} may only use {{stem}}")
+    return filled

@@ -1,0 +1,215 @@
+"""The tables of a corpus (schemas/tables.py), streamed a clip or a partition at a time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.actions import read_actions
+from pipeline.catalogue import Catalogue, to_clips
+from pipeline.corpus import CorpusError
+from pipeline.ledger import Ledger
+from pipeline.media import read_frames
+from pipeline.pose.stage import read_poses, turns
+from pipeline.shards.inventory import index_path
+from pipeline.stage import Receipt, Unit
+from pipeline.store import Store
+from schemas.action import AXES
+from schemas.clip import Clip
+from schemas.quality import Status
+from schemas.sample import FAMILIES
+from schemas.tables import TABLES
+from schemas.timeline import latent_ends
+
+Row = dict[str, Any]
+Columns = dict[str, Any]
+LAST_STAGE = "actions"
+
+
+def batches(corpus: Store, name: str, clip_id: str = "") -> Iterator[pa.RecordBatch]:
+    """Record batches of a table, in catalogue order; with `clip_id`, of one clip only."""
+    schema = TABLES[name]
+    if name in _PER_CLIP:
+        stage, make = _PER_CLIP[name]
+        for unit in units(corpus, clip_id):
+            if unit.receipts.get(stage) and unit.receipts[stage].status is Status.OK:
+                yield pa.RecordBatch.from_pydict(make(unit), schema=schema)
+        return
+    for partition, table in Catalogue.load(corpus).partitions().items():
+        rows = _PER_PARTITION[name](corpus, partition, list(to_clips(table)))
+        chosen = [r for r in rows if not clip_id or r["clip_id"] == clip_id]
+        yield pa.RecordBatch.from_pylist(chosen, schema=schema)
+
+
+def units(corpus: Store, clip_id: str = "") -> Iterator[Unit]:
+    """Every clip of a corpus with its receipts, or one of them."""
+    ledger = Ledger(corpus)
+    for partition, table in Catalogue.load(corpus).partitions().items():
+        if clip_id and clip_id not in set(table.column("clip_id").to_pylist()):
+            continue
+        receipts = ledger.load(partition)
+        for clip, _ in to_clips(table):
+            if not clip_id or clip.clip_id == clip_id:
+                source = Store(clip.source.partition(":")[2])
+                yield Unit(clip, partition, source, corpus, receipts.get(clip.clip_id, {}))
+
+
+def find_clip(corpus: Store, text: str) -> str:
+    """Clip id from an id, its first digits, or a file name. Raises CorpusError unless exactly one matches."""
+    table = Catalogue.load(corpus).table
+    ids, paths = table.column("clip_id").to_pylist(), table.column("source_path").to_pylist()
+    named = [i for i, p in zip(ids, paths, strict=True) if text in (p, p.rsplit("/", 1)[-1])]
+    found = named or [i for i in ids if i.startswith(text)]
+    if not found:
+        named = [i for i, p in zip(ids, paths, strict=True) if text in p]
+        found = named
+    if len(found) != 1:
+        what = "no clip matches" if not found else f"{len(found)} clips match"
+        raise CorpusError(f"{what} {text!r} in {corpus.url}: see `wp2 table {corpus.url} clips`")
+    return str(found[0])
+
+
+def verdict_against(receipts: dict[str, Receipt] | Any) -> Receipt | None:
+    """The receipt that speaks against a clip, if there is one."""
+    return next((r for r in receipts.values() if r.status is not Status.OK), None)
+
+
+def clip_status(receipts: Any) -> tuple[str, tuple[str, ...]]:
+    """(ok, rejected, failed or pending; reasons) of a clip."""
+    against = verdict_against(receipts)
+    if against is not None:
+        return str(against.status), against.reasons
+    return ("ok" if LAST_STAGE in receipts else "pending"), ()
+
+
+def _clips(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
+    ledger = Ledger(corpus).load(partition)
+    return [_clip(partition, clip, split, ledger.get(clip.clip_id, {})) for clip, split in rows]
+
+
+def _clip(partition: str, clip: Clip, split: str, receipts: dict[str, Receipt]) -> Row:
+    status, reasons = clip_status(receipts)
+    facts = receipts["ingest"].facts if "ingest" in receipts else {}
+    latents = receipts["actions"].facts.get("latents") if "actions" in receipts else None
+    return {
+        "clip_id": clip.clip_id,
+        "source_path": clip.source_path,
+        "also_at": "|".join(clip.also_at),
+        "source": clip.source,
+        "game": clip.game,
+        "perspective": str(clip.perspective),
+        "split": split,
+        "status": status,
+        "reasons": "|".join(reasons),
+        **{k: facts.get(k) for k in ("frames", "fps", "width", "height", "duration_s", "working_copy")},
+        "latents": latents,
+        "why_copied": facts.get("why", ""),
+        "bytes": clip.bytes,
+        "licence": clip.licence,
+        "partition": partition,
+    }
+
+
+def _failures(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
+    ledger = Ledger(corpus).load(partition)
+    out = []
+    for clip, _ in rows:
+        against = verdict_against(ledger.get(clip.clip_id, {}))
+        if against is not None:
+            out.append(
+                {
+                    "clip_id": clip.clip_id,
+                    "source_path": clip.source_path,
+                    "stage": against.stage,
+                    "status": str(against.status),
+                    "reasons": "|".join(against.reasons),
+                    "attempts": against.attempts,
+                }
+            )
+    return out
+
+
+def _samples(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
+    if not corpus.exists(index_path(partition)):
+        return []
+    index = pq.read_table(io.BytesIO(corpus.read(index_path(partition)))).to_pylist()
+    return [
+        {
+            **{k: row[k] for k in ("sample_id", "clip_id", "split")},
+            "family": family,
+            **{k: row[family][k] for k in ("tar", "offset", "size")},
+        }
+        for row in index
+        for family in FAMILIES
+    ]
+
+
+def _frames(unit: Unit) -> Columns:
+    table = read_frames(unit)
+    return {
+        "clip_id": [unit.clip.clip_id] * len(table),
+        "frame": np.arange(len(table)),
+        "time_s": table.seconds,
+        "source_index": table.source_index,
+        "pixels": table.pixels,
+        "ok": table.ok,
+        "repeat": table.repeat,
+    }
+
+
+def _poses(unit: Unit) -> Columns:
+    track, frames = read_poses(unit), read_frames(unit)
+    step = np.diff(frames.seconds, append=np.nan)
+    rates = turns(track) / step[:, None]
+    position = [_nullable(track.translation[:, i]) for i in range(3)]
+    return {
+        "clip_id": [unit.clip.clip_id] * len(track),
+        "frame": np.arange(len(track)),
+        "valid": track.valid,
+        "x_right": position[0],
+        "y_down": position[1],
+        "z_forward": position[2],
+        "yaw_rate_deg_s": _nullable(rates[:, 0]),
+        "pitch_rate_deg_s": _nullable(rates[:, 1]),
+        "scale": [str(track.scale)] * len(track),
+        "estimator": [track.estimator] * len(track),
+    }
+
+
+def _actions(unit: Unit) -> Columns:
+    actions, grid = read_actions(unit)
+    count = len(actions.rows)
+    unknown: list[list[str]] = [[] for _ in range(count)]
+    for axis, runs in sorted(actions.reasons.items()):
+        for start, stop, reason in runs:
+            for k in range(start, stop):
+                unknown[k].append(f"{axis}={reason}")
+    return {
+        "clip_id": [unit.clip.clip_id] * count,
+        "latent": np.arange(count),
+        "frame": latent_ends(grid.astype(np.int64)),
+        **{axis: _nullable(actions.rows[:, i].astype(np.float64)) for i, axis in enumerate(AXES)},
+        "unknown": ["|".join(u) for u in unknown],
+        "witness": [str(actions.witness)] * count,
+    }
+
+
+def _nullable(values: np.ndarray) -> pa.Array:
+    return pa.array(values, mask=np.isnan(values))
+
+
+_PER_PARTITION: dict[str, Callable[[Store, str, list[tuple[Clip, str]]], list[Row]]] = {
+    "clips": _clips,
+    "failures": _failures,
+    "samples": _samples,
+}
+_PER_CLIP: dict[str, tuple[str, Callable[[Unit], Columns]]] = {
+    "frames": ("ingest", _frames),
+    "poses": ("pose", _poses),
+    "actions": ("actions", _actions),
+}
