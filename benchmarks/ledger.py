@@ -42,13 +42,17 @@ from pipeline.store import Store
 from schemas.clip import Perspective
 
 SOURCE = "folder:/clips"
-FACTS = json.dumps({"frames": 1800, "fps": 30.0, "width": 1280, "height": 720, "duration_s": 60.0, "windows": 13})
+FACTS = json.dumps(
+    {"frames": 1800, "fps": 30.0, "width": 1280, "height": 720, "duration_s": 60.0, "windows": 13}
+)
 
 
 def curator(corpus: Store) -> Curator:
     config = CurateConfig()
     progress = Progress(STAGES, json_logs=True)
-    return Curator(corpus, config, SOURCE, flow(config, corpus, {}), Shards(config.shards, corpus), InProcess(), progress)
+    return Curator(
+        corpus, config, SOURCE, flow(config, corpus), Shards(config.shards, corpus), InProcess(), progress
+    )
 
 
 def make(corpus: Store, clips: int) -> None:
@@ -90,7 +94,9 @@ def make(corpus: Store, clips: int) -> None:
             }
             parts.append(pa.table(columns, schema=SCHEMA))
         mark = digest(made._base, digests[name])
-        rows = pa.concat_tables(parts).replace_schema_metadata({**SCHEMA.metadata, b"complete": mark.encode()})
+        rows = pa.concat_tables(parts).replace_schema_metadata(
+            {**SCHEMA.metadata, b"complete": mark.encode()}
+        )
         path = Path(corpus.full(f"ledger/{name}/sealed-00000001.parquet"))
         path.parent.mkdir(parents=True)
         pq.write_table(rows, path, compression="zstd")
@@ -117,7 +123,9 @@ def run(corpus: Store, what: str, clips: int) -> None:
         listing = Discovery(found, {})
         keys = cache_keys(listing)
         known = Catalogue.load(corpus).table
-        cache = ScanCache(corpus, known.drop_columns(["partition", "split"]).add_column(0, "key", pa.array(keys)))
+        cache = ScanCache(
+            corpus, known.drop_columns(["partition", "split"]).add_column(0, "key", pa.array(keys))
+        )
         assert cache.missing(keys) == []
         table = cache.describe(SOURCE, keys)
         before = {s.path: s.version for s in corpus.list("catalogue")}
@@ -128,7 +136,9 @@ def run(corpus: Store, what: str, clips: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clips", type=int, default=710_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--corpus", type=Path, help="keep the synthetic corpus here and use it again")

@@ -12,16 +12,13 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from jobs.config import ConfigError, CurateConfig, load, render
-from jobs.curate import BudgetExceeded
-from jobs.runner import RunnerError
 from pipeline.corpus import CorpusError, open_corpus
-from pipeline.flow import StageOrderError
-from pipeline.sources import SOURCES, SourceError
-from pipeline.store import Store, StoreError
+from pipeline.store import Store
+from schemas.errors import UserError
 from schemas.quality import Status
 from schemas.tables import TABLES
 
@@ -36,9 +33,6 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 MAKE, SEE, SETTINGS = "Make a corpus", "Look at a corpus", "Settings"
-KNOWN_ERRORS = (
-    BudgetExceeded, ConfigError, CorpusError, RunnerError, SourceError, StageOrderError, StoreError
-)  # fmt: skip
 
 CorpusArg = Annotated[str, typer.Argument(metavar="CORPUS", help="folder or URL of a corpus")]
 ConfigOpt = Annotated[Path | None, typer.Option("--config", help="YAML file; see `wp2 config`")]
@@ -48,7 +42,7 @@ def main() -> None:
     """Entry point: known errors end in one line and exit code 1."""
     try:
         app()
-    except KNOWN_ERRORS as error:
+    except UserError as error:
         err.print(f"wp2: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -57,6 +51,15 @@ def main() -> None:
     except BrokenPipeError:  # `wp2 table ... | head`
         sys.stderr.close()
         sys.exit(0)
+
+
+def _open(corpus: str, config: Path | None) -> Store:
+    """A corpus to read. The config is loaded only where one is given: it imports every stage."""
+    if config is None:
+        return open_corpus(corpus)
+    from jobs.config import load
+
+    return open_corpus(corpus, load(config).storage)
 
 
 @app.command(rich_help_panel=MAKE)
@@ -87,7 +90,7 @@ def record(
 @app.command(rich_help_panel=MAKE)
 def curate(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help=f"KIND:PATH_OR_URL; kinds: {', '.join(SOURCES)}")
+        str, typer.Argument(metavar="SOURCE", help="KIND:PATH_OR_URL; kinds: folder, gameplay")
     ],
     corpus: Annotated[str, typer.Option("--out", metavar="CORPUS", help="folder or URL of the corpus")],
     config: ConfigOpt = None,
@@ -102,6 +105,7 @@ def curate(
     json_logs: Annotated[bool, typer.Option("--json-logs", help="progress as JSON lines on stderr")] = False,
 ) -> None:
     """Bring every clip of a source to verified shards. Run it again to go on, or to add what is new."""
+    from jobs.config import load
     from jobs.corpus_run import run_curate
 
     outcome = run_curate(source, corpus, load(config), only, anew, address, retry_failed, json_logs, err)
@@ -113,9 +117,11 @@ def curate(
         )
         err.print(f"passed over in the source: {passed}", markup=False)
     status(corpus, config)
-    for line in outcome.shard_failures:
-        err.print(f"wp2: shards of {line}", markup=False)
-    if outcome.shard_failures:
+    problems = [f"shards of {line}" for line in outcome.shard_failures]
+    problems += [f"unreadable, to be tried again: {line}" for line in outcome.unreadable]
+    for line in problems:
+        err.print(f"wp2: {line}", markup=False, soft_wrap=True)
+    if problems:
         raise typer.Exit(1)
 
 
@@ -124,7 +130,7 @@ def verify(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     """Check every published byte of a corpus; name each file and member that is not what it should be."""
     from pipeline.shards.verify import verify as check
 
-    store = open_corpus(corpus, load(config).storage)
+    store = _open(corpus, config)
     findings = check(store)
     for finding in findings:
         out.print(f"{finding}", markup=False, soft_wrap=True)
@@ -142,7 +148,7 @@ def status(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     from jobs.stages import STAGES
     from pipeline.status import corpus_status
 
-    found = corpus_status(open_corpus(corpus, load(config).storage))
+    found = corpus_status(_open(corpus, config))
     table = Table(title=f"{corpus}: {found.clips} clips in {found.partitions} partitions, {found.marked} complete",
                   title_justify="left")  # fmt: skip
     for column in ("stage", "ok", "rejected", "failed", "CPU s"):
@@ -176,7 +182,7 @@ def table(
             raise CorpusError(
                 f"table {name} has no column {column!r}; it has {', '.join(TABLES[name].names)}"
             )
-    store = open_corpus(corpus, load(config).storage)
+    store = _open(corpus, config)
     found = batches(store, name, find_clip(store, clip) if clip else "")
     if csv:
         _write_csv(found, pa.schema([TABLES[name].field(c) for c in chosen]))
@@ -219,7 +225,7 @@ def show(
     from jobs.show import draw
     from pipeline.tables import find_clip, units
 
-    store = open_corpus(corpus, load(config).storage)
+    store = _open(corpus, config)
     clip_id = find_clip(store, clip)
     target = picture or Path(f"{clip_id}.png")
     draw(next(units(store, clip_id)), target)
@@ -229,6 +235,8 @@ def show(
 @app.command("config", rich_help_panel=SETTINGS)
 def show_config(config: ConfigOpt = None) -> None:
     """Print the resolved config: every key, its value and its meaning."""
+    from jobs.config import load, render
+
     print(render(load(config)))
 
 
@@ -237,10 +245,15 @@ def schema(
     name: Annotated[str, typer.Argument(help="annotation, caption, config, or a table")] = "annotation",
 ) -> None:
     """Print a JSON Schema (records) or an Arrow schema (tables, index)."""
+    from jobs.config import CurateConfig
     from schemas.caption import StructuredCaption
     from schemas.sample import Annotation, index_schema
 
-    records = {"annotation": Annotation, "caption": StructuredCaption, "config": CurateConfig}
+    records: dict[str, type[BaseModel]] = {
+        "annotation": Annotation,
+        "caption": StructuredCaption,
+        "config": CurateConfig,
+    }
     if name in records:
         print(json.dumps(records[name].model_json_schema(), indent=2))
     elif name in TABLES or name == "index":

@@ -15,9 +15,10 @@ from pipeline.ingest import IngestConfig
 from pipeline.pose.stage import PoseConfig
 from pipeline.shards.write import ShardConfig
 from pipeline.sources import SourceConfig
+from schemas.errors import UserError
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A config file that cannot be used; the message is one line."""
 
 

@@ -43,7 +43,7 @@ def run_curate(
         progress.enter("list")
         corpus.sweep()
         listing = discover(kind, store, config.source)
-        work = flow(config, corpus, {name: listing.key_map}, only)
+        work = flow(config, corpus, only)
         if anew is not None:
             forget({}, work.stages, anew)  # refuse a wrong name before anything starts
         shards = Shards(config.shards, corpus) if only in (None, Shards.name) else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from jobs.config import CurateConfig
 from jobs.progress import Progress
-from jobs.runner import Lost, Pool
+from jobs.runner import Lost, Pool, RunnerError
 from pipeline.catalogue import Catalogue, to_clips
 from pipeline.flow import Flow, forget
 from pipeline.ledger import Ledger, Receipts
@@ -30,13 +30,14 @@ from pipeline.sources.found import Discovery
 from pipeline.stage import Receipt, Unit, digest
 from pipeline.store import Store
 from schemas.clip import Clip
+from schemas.errors import UserError
 from schemas.quality import Reason, Status, because
 
 FLUSH_S = 2.0
 SCAN_BATCH = 16
 
 
-class BudgetExceeded(RuntimeError):
+class BudgetExceeded(UserError):
     """More clips failed than the run allows."""
 
 
@@ -51,8 +52,11 @@ class Task:
 
 @dataclass
 class Work:
-    """A partition in work. open: clips of this run's source that have not come to their end. elsewhere: how
-    many of other sources have not; while there are any, the partition gets no shards."""
+    """A partition in work.
+
+    open: clips of this run's source that have not come to their end. elsewhere: how many of other sources
+    have not; while there are any, the partition gets no shards.
+    """
 
     clips: dict[str, Clip]
     splits: dict[str, str]
@@ -64,12 +68,14 @@ class Work:
 
 @dataclass
 class Outcome:
-    """What a run did: clips it brought to their end, by status, and the partitions it wrote."""
+    """What a run did: clips it brought to their end, by status, and the partitions it wrote. unreadable: files
+    of the source that gave no bytes, one line each; the next run tries them again."""
 
     counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
     already_done: int = 0
     partitions: int = 0
     shard_failures: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
     ignored: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -128,27 +134,28 @@ class Curator:
         cache = ScanCache.load(self.corpus)
         keys = cache_keys(listing)
         todo = cache.missing(keys)
-        batches = [todo[i : i + SCAN_BATCH] for i in range(0, len(todo), SCAN_BATCH)]
         self.progress.total, self.progress.finished = len(keys), len(keys) - len(todo)
-        tasks = [(source, listing.key_map, [listing.found[i] for i in batch]) for batch in batches]
-        for number, result in self._map(scan, tasks):
-            batch = batches[number]
-            if isinstance(result, Lost):
-                first = listing.found[batch[0]].path
-                raise RuntimeError(f"cannot read {first} or one of the next {SCAN_BATCH}: {result.reason}")
-            cache.add([keys[i] for i in batch], result)
-            self.progress.finished += len(batch)
-        cache.save()
-        return cache.describe(self.source, keys)
-
-    def _map(self, function: Callable[..., Any], tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        waiting = deque(enumerate(tasks))
+        waiting = deque((todo[i : i + SCAN_BATCH], 1) for i in range(0, len(todo), SCAN_BATCH))
+        flying: dict[int, tuple[list[int], int]] = {}
         while waiting or self.pool.busy:
             while waiting and self.pool.free > 0:
-                number, args = waiting.popleft()
-                self.pool.submit(number, function, *args)
-            yield from self.pool.wait(0.5)
+                batch, attempt = waiting.popleft()
+                flying[batch[0]] = batch, attempt
+                found = [listing.found[i] for i in batch]
+                self.pool.submit(batch[0], scan, source, listing.key_map, found)
+            for key, result in self.pool.wait(0.5):
+                batch, attempt = flying.pop(key)
+                if not isinstance(result, Lost):
+                    self.outcome.unreadable += cache.add([keys[i] for i in batch], result)
+                    self.progress.finished += len(batch)
+                elif attempt < self.config.run.attempts:
+                    waiting.append((batch, attempt + 1))
+                else:
+                    first = listing.found[batch[0]].path
+                    raise RunnerError(f"scanning {first} and the next {len(batch) - 1}: {result.reason}")
             self.progress.tick()
+        cache.save()
+        return cache.describe(self.source, keys)
 
     # --- the clips ---
 

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import cloudpickle
 import ray
+import ray.cloudpickle as cloudpickle
 import ray.exceptions as rx
 
 from pipeline.stage import one_line
+from schemas.errors import UserError
 
 SHARED_BYTES_MAX = 64 << 10
 """Stages are built from small configs; a larger closure means that data has crept into it (faults R1)."""
 
 
-class RunnerError(RuntimeError):
+class RunnerError(UserError):
     """The runner itself cannot start or go on."""
 
 
@@ -78,7 +79,7 @@ class InProcess:
         self._queue.clear()
 
 
-@ray.remote(num_cpus=1, max_retries=0)
+@ray.remote(num_cpus=1, max_retries=0)  # type: ignore[untyped-decorator]
 def _call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from jobs.config import CurateConfig
 from pipeline.actions import Actions
 from pipeline.flow import Flow, select
@@ -11,21 +9,18 @@ from pipeline.gates import Gates
 from pipeline.ingest import Ingest
 from pipeline.pose.stage import Pose
 from pipeline.shards.stage import Shards
-from pipeline.sources.keymap import KeyMap
 from pipeline.stage import Stage
 from pipeline.store import Store
 
 STAGES = (Ingest.name, Gates.name, Pose.name, Actions.name, Shards.name)
 
 
-def flow(
-    config: CurateConfig, corpus: Store, key_maps: Mapping[str, KeyMap], only: str | None = None
-) -> Flow:
-    """The per-clip stages, up to `only`. key_maps: by `Clip.source`. Raises StageOrderError on a wrong name."""
+def flow(config: CurateConfig, corpus: Store, only: str | None = None) -> Flow:
+    """The per-clip stages, up to `only`. Raises StageOrderError on a name that is no stage."""
     stages: tuple[Stage, ...] = (
         Ingest(config.ingest),
         Gates(config.gates),
-        Pose(config.pose, key_maps),
-        Actions(config.actions, key_maps),
+        Pose(config.pose, config.source),
+        Actions(config.actions, config.source),
     )
     return Flow(select(stages, None if only == Shards.name else only), corpus, config.storage)

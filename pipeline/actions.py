@@ -76,10 +76,10 @@ class Actions:
     needs: ClassVar[tuple[str, ...]] = ("ingest", "pose")
     reads: ClassVar[tuple[str, ...]] = ("game", "perspective", "log")
 
-    def __init__(self, config: ActionsConfig, source: SourceConfig | None = None) -> None:
+    def __init__(self, config: ActionsConfig, source: SourceConfig) -> None:
         self.config: BaseModel = config
         self._rates = config.rates
-        self._source = source or SourceConfig()
+        self._source = source
 
     def run(self, unit: Unit, scratch: Path) -> Result:
         table, track = read_frames(unit), read_poses(unit)
@@ -159,7 +159,7 @@ def latent_actions(
     if track.valid.any():
         witness = Witness.POSES
         turned = _turned(track, ends)
-        missing = ["" if known else Unknown.POSE_GAP for known in np.isfinite(turned).all(axis=1)]
+        missing = ["" if np.isfinite(pair).all() else Unknown.POSE_GAP for pair in turned]
         put(YAW, turned[:, 0], missing)
         put(PITCH, turned[:, 1], missing)
     else:

@@ -27,7 +27,7 @@ _NANO = 10**9
 class Alignment:
     """Rows of a log of R rows against F frames.
 
-    nearest: int64 [F], the row of each frame, at most half a frame away; -1 where there is none.
+    nearest: int64 [F], the row of each frame, at most half a frame of the slower clock away; -1 for none.
     start, stop: int64 [F], rows [start, stop) held from frame k to k+1; may be empty.
     rows: R. extra_rows: rows before the first or behind the last frame.
     drift_frames: how far a pairing by row number would be off at the last common row; 0 without a clock.
@@ -115,7 +115,8 @@ def _by_time(table: FrameTable, seconds: Floats, shift: int) -> Alignment:
     right = np.minimum(np.searchsorted(log, frames, side="left"), len(log) - 1)
     left = np.maximum(right - 1, 0)
     nearest = np.where(np.abs(log[left] - frames) <= np.abs(log[right] - frames), left, right)
-    near = 2 * np.abs(log[nearest] - frames) <= step
+    # Of two rates the slower sets what half a frame is: a 29 Hz log of a 30 fps video is up to 17.2 ms away.
+    near = 2 * np.abs(log[nearest] - frames) <= max(step, row_step)
     # A row holds for row_step; it belongs to the step in which the middle of its hold lies. With equal rates
     # that is the nearest frame, and a jitter of less than half a frame cannot move a row to its neighbour.
     middle = log + row_step // 2

@@ -100,10 +100,11 @@ class Catalogue:
         query = f"select k.partition, k.split, {fields} {joined} order by k.partition, clip_id"
         now = db.sql(query).to_arrow_table().cast(SCHEMA)
         db.register("now", now)
-        changed = f"select distinct partition[2:5] from (select partition, {names} from now except select partition, {names} from known)"
+        rows = f"select partition, {names} from"
+        changed = f"select distinct partition[2:5] from ({rows} now except {rows} known)"
         for (generation,) in db.sql(changed).fetchall():
-            rows = now.filter(pc.starts_with(now.column("partition"), f"g{generation}-"))
-            _publish(corpus, int(generation), rows)
+            table = now.filter(pc.starts_with(now.column("partition"), f"g{generation}-"))
+            _publish(corpus, int(generation), table)
         new = db.sql(f"select {names} from found anti join known using (clip_id) order by clip_id")
         return Catalogue(now).add_generation(
             corpus, new.to_arrow_table().cast(DESCRIPTION), partition_size, val_share

@@ -12,11 +12,12 @@ from typing import Any
 
 from pipeline.store import Store
 from schemas import SCHEMA_VERSION
+from schemas.errors import UserError
 
 MARKER = "corpus.json"
 
 
-class CorpusError(RuntimeError):
+class CorpusError(UserError):
     """A folder that is no corpus, or one that cannot be used now."""
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from pipeline.stage import Receipt, Stage, Unit, config_digest, digest, inputs_of, is_fresh, run_unit
 from pipeline.store import Store
 from schemas.clip import Clip
+from schemas.errors import UserError
 from schemas.quality import Status
 
 
-class StageOrderError(ValueError):
+class StageOrderError(UserError):
     """A stage that no list of stages can satisfy, or a name that is none of them."""
 
 

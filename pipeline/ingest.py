@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import av.error
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
@@ -180,9 +181,13 @@ def oddities(decoded: Decoded, timing: Timing) -> tuple[list[str], list[str]]:
 
 def _remuxed(source: Path, target: Path, decoded: Decoded, rate: Fraction) -> MediaTable | None:
     """The table of a stream copy, or None (and no file) where it does not show the same frames."""
-    working_copy.remux(source, target, decoded, rate)
     probe = Probe()
-    copy = frame_pass(target, [probe])
+    try:
+        working_copy.remux(source, target, decoded, rate)
+        copy = frame_pass(target, [probe])
+    except (av.error.FFmpegError, MediaError):
+        target.unlink(missing_ok=True)  # mp4 cannot hold these packets
+        return None
     if not (np.array_equal(copy.pixels, decoded.pixels) and _is_plain(copy, rate)):
         target.unlink()
         return None

@@ -45,9 +45,19 @@ def cache_keys(listing: Discovery) -> list[str]:
     return keys
 
 
-def scan(source: Store, key_map: KeyMap, batch: list[Found]) -> list[dict[str, object]]:
-    """Task: a catalogue row of each recording, by reading it once."""
-    return [_clip(source, key_map, found).model_dump(mode="json") for found in batch]
+Row = dict[str, object]
+
+
+def scan(source: Store, key_map: KeyMap, batch: list[Found]) -> list[Row | str]:
+    """Task: a catalogue row of each recording, by reading it once; or, in one line, why it cannot be read."""
+    return [_scan_one(source, key_map, found) for found in batch]
+
+
+def _scan_one(source: Store, key_map: KeyMap, found: Found) -> Row | str:
+    try:
+        return _clip(source, key_map, found).model_dump(mode="json")
+    except OSError as error:
+        return f"{found.path}: {error.strerror or error}"
 
 
 def _clip(source: Store, key_map: KeyMap, found: Found) -> Clip:
@@ -76,7 +86,7 @@ class ScanCache:
 
     corpus: Store
     table: pa.Table
-    _new: list[dict[str, object]] = field(default_factory=list)
+    _new: list[Row] = field(default_factory=list)
     _saved: float = field(default_factory=time.monotonic)
 
     @staticmethod
@@ -90,10 +100,14 @@ class ScanCache:
         held = set(self.table.column("key").to_pylist())
         return [i for i, key in enumerate(keys) if key not in held]
 
-    def add(self, keys: list[str], rows: list[dict[str, object]]) -> None:
-        self._new += [{"key": key, **row} for key, row in zip(keys, rows, strict=True)]
+    def add(self, keys: list[str], rows: list[Row | str]) -> list[str]:
+        """Take the answers of a `scan`, in the order of its keys; returns those that are no rows."""
+        for key, row in zip(keys, rows, strict=True):
+            if not isinstance(row, str):
+                self._new.append({"key": key, **row})
         if time.monotonic() - self._saved > SAVE_S:
             self.save()
+        return [row for row in rows if isinstance(row, str)]
 
     def save(self) -> None:
         if not self._new:

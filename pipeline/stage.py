@@ -92,7 +92,9 @@ class Stage(Protocol):
     version: ClassVar[int]
     needs: ClassVar[tuple[str, ...]]
     reads: ClassVar[tuple[str, ...]]
-    config: BaseModel
+
+    @property
+    def config(self) -> BaseModel: ...
 
     def run(self, unit: Unit, scratch: Path) -> Result: ...
 

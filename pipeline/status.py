@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import duckdb
@@ -28,7 +28,7 @@ class CorpusStatus:
     partitions: int
     marked: int
     stages: Counter[tuple[str, Status]] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     reasons: Counter[tuple[str, Status, str]] = field(default_factory=Counter)
 
     def against(self, status: Status) -> int:

@@ -19,12 +19,14 @@ from typing import Any, BinaryIO, cast
 import fsspec
 import pyarrow.fs as pafs
 
+from schemas.errors import UserError
+
 TEMPORARY = ".tmp"
 """Folder of a local store that holds files on their way to their names."""
 _COPY_BYTES = 1 << 20
 
 
-class StoreError(OSError):
+class StoreError(UserError, OSError):
     """A file of a store that cannot be read or written, in one line."""
 
 

@@ -92,7 +92,7 @@ class FrameTable:
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
         """float64 [F], time of each frame from the clip's start. For display and rates, not for indexing."""
-        return self.pts * float(self.time_base)
+        return self.pts.astype(np.float64) * float(self.time_base)
 
     def duration(self) -> Fraction:
         """Exact time from the first frame to the end of the last, which lasts as long as the median step."""

@@ -1,5 +1,6 @@
 """Recordings of bot gameplay with the truth beside them: `record` writes them, `wp2 record` calls it."""
 
-from jobs.record.recorder import RecordError, RecordingSummary, record
+from jobs.record.recorder import RecordError, record
+from jobs.record.takes import RecordingSummary
 
 __all__ = ["RecordError", "RecordingSummary", "record"]

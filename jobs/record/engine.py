@@ -108,7 +108,7 @@ class State:
 
 
 class Engine:
-    """One game on one map, a context manager. Pictures and states are functions of the arguments and inputs."""
+    """One game on one map, a context manager. Arguments and inputs decide every picture and state."""
 
     def __init__(
         self, wad: str, level: str, *, seed: int, monsters: bool, third_person: bool, size: tuple[int, int]

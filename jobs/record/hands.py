@@ -105,7 +105,7 @@ class Hands:
         return counts
 
     def _turn_keys(self, error: float, exact: bool) -> Iterable[str]:
-        """Press towards the aim; let go where one more tic would overshoot. A press starts slow: taps are fine."""
+        """Press towards the aim; let go where one more tic would overshoot. A press starts slow."""
         start, stop = (0.51 * KEY_TURN_SLOW, 0.51 * KEY_TURN_SLOW) if exact else (7.0, 0.6 * KEY_TURN)
         side = int(np.sign(error))
         if self._turn_key == 0:

@@ -65,6 +65,7 @@ class Player:
         self.trail: list[tuple[float, float, float]] = []  # x, y, yaw of every frame
         self.visits: dict[tuple[int, int], int] = {}
         self.penalty = np.ones(len(walk.cells))
+        self.given_up: set[int] = set()  # ids of things it could not get
         self.loop: Loop | None = None
         self.see(state, 0)
 
@@ -100,8 +101,9 @@ class Player:
                 yield from self.follow(self.new_route(), "explore")
                 continue
             kind, thing = near[0]
-            done = yield from self.pick_up(thing) if kind == "pickup" else self.fight(thing)
-            if not done:
+            yield from self.pick_up(thing) if kind == "pickup" else self.fight(thing)
+            if self._thing(thing) is not None:
+                self.given_up.add(thing)
                 yield from self.follow(self.new_route(), "explore")
 
     def walk_a_loop(self, frames: int, mode: str) -> Play:
@@ -130,8 +132,6 @@ class Player:
                 break
             yield from self._nudge(start)
         while not (self.hands.turned(self.state, yaw) and self.hands.level()):
-            if self.frame > 3 * frames:
-                raise NoRoute("the view did not turn back")
             yield Intent("return", yaw=yaw, exact=True)
         if np.hypot(*(start - self.state.position)) > CLOSE_UNITS:
             raise NoRoute("the player did not get back to the start")
@@ -166,6 +166,7 @@ class Player:
 
         Ends with True within `arrive` of the last point or when thing `until_gone` is gone, False when stuck.
         """
+        yield Intent(phase)  # a tic to decide in; so no chain of steps goes on without time passing
         along = np.r_[0.0, np.cumsum(np.hypot(*np.diff(path, axis=0).T))]
         index, checked, anchor = 0, self.frame, self.state.position
         glance, glance_end, pitch = 0.0, 0, 0.0
@@ -211,8 +212,6 @@ class Player:
         target = np.array([thing.x, thing.y])
         path = np.vstack([self.route_to(target), target])
         done = yield from self.follow(path, "pickup", arrive=6.0, until_gone=thing_id)
-        if self._thing(thing_id) is not None:
-            self._avoid(target)
         return done
 
     def fight(self, thing_id: int) -> Steps:
@@ -249,7 +248,6 @@ class Player:
             vx, vy = 4.0 * sideways if free and distance < 400.0 else np.zeros(2)
             shoot = abs(wrap(self.state.yaw - aim)) < 4.0 and self.frame % 14 < 5
             yield Intent("fight", aim, 0.0, (vx, vy), taps=("ATTACK",) if shoot else (), exact=True)
-        self._avoid(self.state.position)
         return False
 
     # Routes
@@ -297,7 +295,7 @@ class Player:
         routes = self.walk.distances(self.state.position, self.penalty)
         found = []
         for thing in self.state.things:
-            if thing.name not in FOES and thing.category not in PICKUPS:
+            if thing.id in self.given_up or (thing.name not in FOES and thing.category not in PICKUPS):
                 continue
             at = np.array([thing.x, thing.y])
             row, column = self.walk.cell_of(at)

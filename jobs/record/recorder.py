@@ -173,6 +173,8 @@ def _play(
                 take.phases.append(intent.phase)
                 if job.kind != "loop" and frame == job.frames:
                     break
+                if frame > 2 * job.frames + 10 * TICS_PER_SECOND:
+                    raise NoRoute("the way back took too long")
                 held = hands(intent, state)
                 engine.step(held)
                 state, picture = engine.look()

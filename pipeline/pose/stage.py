@@ -67,9 +67,9 @@ class Pose:
     needs: ClassVar[tuple[str, ...]] = ("ingest", "gates")
     reads: ClassVar[tuple[str, ...]] = ("poses",)
 
-    def __init__(self, config: PoseConfig, source: SourceConfig | None = None) -> None:
+    def __init__(self, config: PoseConfig, source: SourceConfig) -> None:
         self.config: BaseModel = config
-        known: dict[str, Estimator] = {"given": Given(source or SourceConfig()), "none": Nothing()}
+        known: dict[str, Estimator] = {"given": Given(source), "none": Nothing()}
         self._estimators = tuple(known[name] for name in config.estimators)
 
     def run(self, unit: Unit, scratch: Path) -> Result:
@@ -92,8 +92,8 @@ class Pose:
 
 
 def turns(track: PoseTrack) -> npt.NDArray[np.float64]:
-    """(yaw right, pitch up) in degrees from each frame to the next, float64 [F, 2]; NaN where a pose is missing
-    and in the last row. Their sum is the total turn."""
+    """(yaw right, pitch up) in degrees from each frame to the next, float64 [F, 2]; their sum is the total
+    turn. NaN where a pose is missing, and in the last row."""
     steps = np.full((len(track), 2), np.nan)
     steps[:-1] = turn(track.rotation[:-1], track.rotation[1:], track.up)
     return steps

@@ -136,11 +136,10 @@ class Tracker:
             now,
             last,
             there,
-            start.copy(),
+            None,
             winSize=patch,
-            maxLevel=0,
+            maxLevel=LEVELS,
             minEigThreshold=1e-6,
-            flags=cv2.OPTFLOW_USE_INITIAL_FLOW,
         )
         width, height = self._size
         x, y = there[:, 0], there[:, 1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,7 +63,7 @@ class Shards:
         )
 
     @staticmethod
-    def _samples(members: list[Member]) -> Iterator[Sample]:
+    def _samples(members: list[Member]) -> Generator[Sample, None, None]:
         for unit, split in members:
             with media(unit) as path:
                 yield build(unit, split, path)

@@ -15,9 +15,15 @@ from typing import BinaryIO, TypedDict
 
 import xxhash
 
+from schemas.errors import UserError
+
 BLOCK = 512
 END = bytes(2 * BLOCK)
 CHUNK = 1 << 20
+
+
+class ShardError(UserError, ValueError):
+    """Samples that cannot be written as they are, in one line."""
 
 
 class Member(TypedDict):
@@ -41,15 +47,8 @@ class Place(TypedDict):
 def header(name: str, size: int) -> bytes:
     """The header of a member: 512 bytes, or 1,536 where the name or the size needs a pax record."""
     info = tarfile.TarInfo(name)
-    info.size, info.mtime, info.mode, info.uid, info.gid, info.uname, info.gname = (
-        size,
-        0,
-        0o644,
-        0,
-        0,
-        "",
-        "",
-    )
+    info.size, info.mtime, info.mode = size, 0, 0o644
+    info.uid, info.gid, info.uname, info.gname = 0, 0, "", ""
     return info.tobuf(tarfile.PAX_FORMAT, "ascii", "strict")
 
 
@@ -73,7 +72,7 @@ class TarWriter:
         self._buffer = memoryview(bytearray(CHUNK))
 
     def add(self, name: str, content: bytes | Path) -> Member:
-        """Append one member; a file is streamed. Raises ValueError when it changes size on the way."""
+        """Append one member; a file is streamed. Raises ShardError when it changes size on the way."""
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         self._write(header(name, size))
         offset = self.size
@@ -83,7 +82,7 @@ class TarWriter:
         else:
             checksum = self._stream(content)
         if self.size - offset != size:
-            raise ValueError(
+            raise ShardError(
                 f"member {name} had {size} bytes and gave {self.size - offset}: its file is in use"
             )
         self._write(bytes(padding(size)))

@@ -123,6 +123,7 @@ class _Verify:
         return root.files
 
     def _accept_unnamed(self) -> None:
+        self._add(ROOT, "", "without it catalogue/, statistics/ and corpus.json were not checked")
         self._accounted |= {p for p in self._sizes if not p.startswith(("shards/", "index/"))}
 
     def _inventory(self, name: str) -> Inventory | None:

@@ -33,16 +33,12 @@ from pipeline.shards.inventory import (
     seal,
     unseal,
 )
-from pipeline.shards.tar import END, Place, TarWriter, header, padding, tar_path
+from pipeline.shards.tar import END, Place, ShardError, TarWriter, header, padding, tar_path
 from pipeline.store import Store, StoreError
 from schemas.clip import ID_PATTERN
 from schemas.sample import FAMILIES, index_schema
 
 _FACTS = tuple(n for n in index_schema().names if n != "sample_id" and n not in FAMILIES)
-
-
-class ShardError(ValueError):
-    """Samples that cannot be written as they are, in one line."""
 
 
 class ShardConfig(BaseModel):
@@ -210,7 +206,7 @@ class _Tars:
         with current.temporary.open("rb") as f:
             seen, findings = check_tar(f, current.path, self._family, current.rows)
         if findings:
-            raise ShardError(f"{findings[0].member or current.path}: {findings[0].problem}")
+            raise ShardError(f"{findings[0].member or current.path}: {findings[0].problem}; make it again")
         if seen != entry:
             raise ShardError(f"{current.path} does not read back as written; check the disk, then run again")
         self._publisher.publish(current.temporary, entry)

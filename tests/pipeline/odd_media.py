@@ -110,7 +110,8 @@ def cut(source: Path, target: Path, first: int) -> Path:
 
 def copy_into(source: Path, target: Path, container: str, shift_s: Fraction = Fraction(0)) -> Path:
     """The same packets in another container, `shift_s` later."""
-    with av.open(str(source)) as read, av.open(str(target), "w", format=container) as out:
+    options = {"avoid_negative_ts": "disabled"}
+    with av.open(str(source)) as read, av.open(str(target), "w", format=container, options=options) as out:
         stream = read.streams.video[0]
         copy = out.add_stream_from_template(stream)
         shift = int(shift_s / stream.time_base)

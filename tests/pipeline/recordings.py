@@ -1,5 +1,5 @@
-"""Recordings for the tests of sources, poses and actions: a source folder, a key map, and the stages run on one
-clip with a frame table made from its known rate (the pack's logs have exactly one row a frame)."""
+"""Recordings for the tests of sources, poses and actions: a source folder, a key map, and the stages run on
+one clip with a frame table made from its known rate (the pack's logs have exactly one row a frame)."""
 
 from __future__ import annotations
 

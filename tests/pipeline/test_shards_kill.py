@@ -77,7 +77,7 @@ def check_after_kill(corpus: Store, whole: dict[str, bytes]) -> None:
     assert len(files) == len(whole), "temporaries are left"
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(100, marks=pytest.mark.soak)])
 def test_a_kill_at_any_file_operation_leaves_whole_files_only(
     tmp_path: Path, whole: dict[str, bytes], rounds: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_kill_at_any_time_leaves_whole_files_only(
 
 def test_a_kill_in_a_rewrite_with_other_samples_never_leaves_an_inventory_that_lies(tmp_path: Path) -> None:
     rng = random.Random(2)
-    for i in range(4):
+    for i in range(3):
         corpus = Store(str(tmp_path / str(i)))
         write(corpus)
         write_partition(corpus, PARTITION, samples()[2:], CONFIG)

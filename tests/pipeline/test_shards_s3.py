@@ -12,8 +12,9 @@ from shards_corpus import CONFIG, PARTITION, content, samples, snapshot, write
 
 from pipeline.shards.check import Finding
 from pipeline.shards.read import CorruptMember, read_index, read_sample
+from pipeline.shards.tar import ShardError
 from pipeline.shards.verify import verify
-from pipeline.shards.write import ShardError, write_partition
+from pipeline.shards.write import write_partition
 from pipeline.store import Store
 from schemas.sample import FAMILIES
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
+import itertools
 import tarfile
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from shards_corpus import CONFIG, PARTITION, content, npy, samples, snapshot, wr
 
 from pipeline.shards.inventory import Inventory, inventory_path, unseal
 from pipeline.shards.read import read_index, read_sample
+from pipeline.shards.tar import ShardError, TarWriter
 from pipeline.shards.verify import verify
-from pipeline.shards.write import Sample, ShardConfig, ShardError, write_partition
+from pipeline.shards.write import Sample, ShardConfig, write_partition
 from pipeline.store import Store, StoreError
 from schemas.sample import FAMILIES
 
@@ -194,7 +197,13 @@ def test_a_path_and_its_bytes_make_the_same_tar(corpus: Store, tmp_path: Path) -
 def test_a_damaged_record_is_refused_whatever_byte_changes(corpus: Store) -> None:
     write(corpus)
     good = corpus.read(inventory_path(PARTITION))
-    for at in range(len(good)):
-        bad = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
+    for at, flip in itertools.product(range(len(good)), (1, ord(" ") ^ ord("\n"))):
+        bad = good[:at] + bytes([good[at] ^ flip]) + good[at + 1 :]
         with pytest.raises(StoreError, match="write it again"):
             unseal(bad, Inventory, "index/x.json")
+
+
+def test_a_file_that_changes_size_while_it_is_read_raises() -> None:
+    """/proc files say 0 bytes and give more, as a file that is being appended to does."""
+    with pytest.raises(ShardError, match="its file is in use"):
+        TarWriter(io.BytesIO()).add("x.mp4", Path("/proc/self/status"))

@@ -82,7 +82,10 @@ def _one(**more: Any) -> str:
         (_one(licnse="MIT"), r"games.0: unknown key 'licnse'; the nearest known one is 'licence'"),
         (_one(**entry(rows="next")), r"games.0.log: unknown key 'rows'; .*'row'"),
         (_one(**entry(row="after")), r"games.0.log.row: .*'next' or 'previous'"),
-        (_one(log={"file": "l.csv", "inputs": [{"column": "W", "action": "forwards"}]}), r"inputs.0.action: "),
+        (
+            _one(log={"file": "l.csv", "inputs": [{"column": "W", "action": "forwards"}]}),
+            r"inputs.0.action: ",
+        ),
         (_one(log={"file": "l.csv", "inputs": [KEYS[0], KEYS[0]]}), "column W is mapped twice"),
         (_one(log={"file": "l.csv", "inputs": [{**KEYS[2], "action": "jump"}]}), "counts can only drive yaw"),
         (_one(log={"file": "l.txt", "inputs": KEYS}), r"must end in .csv or .jsonl"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,12 +20,19 @@ def test_every_unknown_needs_a_reason_and_only_those() -> None:
     r = rows()
     r[1:3, YAW] = np.nan
     assert LatentActions(r, {"yaw": ((1, 3, "uncalibrated"),)}, Witness.NONE).rows is r
-    for reasons in ({}, {"yaw": ((1, 2, "uncalibrated"),)}, {"yaw": ((1, 4, "x"),)}, {"pitch": ((1, 3, "x"),)}):
+    for reasons in (
+        {},
+        {"yaw": ((1, 2, "uncalibrated"),)},
+        {"yaw": ((1, 4, "x"),)},
+        {"pitch": ((1, 3, "x"),)},
+    ):
         with pytest.raises(ValueError, match="reason"):
             LatentActions(r, reasons, Witness.NONE)
 
 
-@pytest.mark.parametrize(("axis", "value"), [(FORWARD, 0.5), (FORWARD, 2), (JUMP, -1), (AXES.index("lateral"), 3)])
+@pytest.mark.parametrize(
+    ("axis", "value"), [(FORWARD, 0.5), (FORWARD, 2), (JUMP, -1), (AXES.index("lateral"), 3)]
+)
 def test_an_enumerated_axis_takes_only_its_values_even_beside_an_unknown(axis: int, value: float) -> None:
     r = rows()
     r[2, axis] = value
@@ -51,7 +60,7 @@ def test_runs_rebuild_the_mask(mask: list[bool]) -> None:
     for start, stop in found:
         again[start:stop] = [True] * (stop - start)
     assert again == mask
-    assert all(a[1] < b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in pairwise(found))
 
 
 def test_an_input_without_a_rate_is_none_not_zero() -> None:

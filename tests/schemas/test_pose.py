@@ -50,7 +50,9 @@ def test_a_total_turn_of_1080_degrees_is_kept_by_the_sum_of_steps() -> None:
     assert steps[:, 1].sum() == pytest.approx(0, abs=1e-9)
 
 
-@given(st.floats(-179, 179), st.floats(-89, 89), st.floats(-170, 170), st.floats(-80, 80), st.integers(0, 2**31))
+@given(
+    st.floats(-179, 179), st.floats(-89, 89), st.floats(-170, 170), st.floats(-80, 80), st.integers(0, 2**31)
+)
 @settings(max_examples=80)
 def test_turn_does_not_depend_on_the_world_axes(
     yaw: float, pitch: float, dyaw: float, dpitch: float, seed: int

@@ -1,8 +1,9 @@
-"""Index arithmetic: windows, the 16 fps grid, latents, chunks and caption intervals. Source: faults W1, W5."""
+"""Windows, the 16 fps grid, latents, chunks and caption intervals. Source: faults W1, W5."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_only_whole_chunks_have_latents(entries: int) -> None:
 def test_latents_partition_the_grid() -> None:
     spans = [latent_entries(k) for k in range(32)]
     assert spans[0] == Span(0, 1) and spans[1] == Span(1, 5) and spans[-1].stop == 125
-    assert all(a.stop == b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.stop == b.start for a, b in pairwise(spans))
     assert latents_time(chunk_latents(0)) == (0, Fraction(13, 16))
     with pytest.raises(TimelineError):
         latent_entries(-1)
@@ -143,7 +144,7 @@ def test_latents_partition_the_grid() -> None:
 def test_intervals_partition_the_clip(duration: Fraction) -> None:
     parts = intervals(duration)
     assert parts[0][0] == 0 and parts[-1][1] == duration
-    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
     assert all(b - a == 5 for a, b in parts[:-1]) and 0 < parts[-1][1] - parts[-1][0] <= 5
     for i, (a, b) in enumerate(parts):
         assert interval_at(duration, a) == interval_at(duration, (a + b) / 2) == i
