@@ -77,8 +77,18 @@ def make(corpus: Store, clips: int) -> None:
         clip_ids = table.column("clip_id").combine_chunks()
         parts = []
         for stage in stages:
-            outputs = [{"name": "out.parquet", "path": f"work/{stage.name}/{name}/{c}.out.parquet", "bytes": 20_000,
-                        "sha256": c.as_py() * 4} for c in clip_ids]  # fmt: skip
+            folder = f"work/{stage.name}/{name}"
+            outputs = [
+                [
+                    {
+                        "name": "out.parquet",
+                        "path": f"{folder}/{c}.out.parquet",
+                        "bytes": 1,
+                        "sha256": str(c) * 4,
+                    }
+                ]
+                for c in clip_ids
+            ]
             columns = {
                 "clip_id": clip_ids,
                 "stage": [stage.name] * n,

@@ -33,7 +33,7 @@ from schemas.action import AXES
 from schemas.caption import StructuredCaption
 from schemas.clip import Perspective
 from schemas.pose import Scale
-from schemas.sample import Annotation, index_schema
+from schemas.sample import ActionUnknown, Annotation, index_schema
 
 BAR = 1.5
 FRAMES, LATENTS = 1800, 320  # a clip of 60 s at 30 fps
@@ -68,7 +68,7 @@ def _sample(name: str, rng: np.random.Generator, megabytes: int, folder: Path) -
         pose_estimator="given",
         pose_valid_share=1.0,
         action_witness="poses",
-        action_unknown=(),
+        action_unknown=ActionUnknown(),
         action_lag_frames=0.0,
         caption=StructuredCaption(),
     )

@@ -16,6 +16,12 @@ from pipeline.corpus import open_corpus, sole_writer
 from pipeline.flow import forget
 from pipeline.shards.stage import Shards
 from pipeline.sources import discover, open_source
+from pipeline.statistics import newest
+from pipeline.store import Store
+from schemas.action import RotationRates
+
+
+ROTATION = "rotation"
 
 
 def run_curate(
@@ -43,6 +49,7 @@ def run_curate(
         progress.enter("list")
         corpus.sweep()
         listing = discover(kind, store, config.source)
+        config = with_statistics(config, corpus)
         work = flow(config, corpus, only)
         if anew is not None:
             forget({}, work.stages, anew)  # refuse a wrong name before anything starts
@@ -62,3 +69,11 @@ def run_curate(
             if pool is None:
                 used.close()
     return replace(outcome, ignored=dict(listing.ignored), notes=listing.notes)
+
+
+def with_statistics(config: CurateConfig, corpus: Store) -> CurateConfig:
+    """The config with the corpus's newest frozen records in it, by value. A record in the config file wins."""
+    if config.actions.rates.rates:
+        return config
+    rates = newest(corpus, ROTATION, RotationRates) or RotationRates()
+    return config.model_copy(update={"actions": config.actions.model_copy(update={"rates": rates})})

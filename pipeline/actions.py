@@ -280,7 +280,7 @@ def _lag_facts(inputs: Inputs | None, track: PoseTrack) -> dict[str, Fact]:
 
 def _log_facts(inputs: Inputs | None, table: FrameTable) -> dict[str, Fact]:
     """What became of the log's rows. repeats_while_moving: pictures equal to the one before while something
-    was pressed: the capture lost frames there, the player did not stop."""
+    was pressed: a wall or a menu, or a capture that lost frames where the player did not stop (W7)."""
     if inputs is None:
         return {
             "log_rows": 0,

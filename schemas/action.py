@@ -27,6 +27,10 @@ LEGAL: dict[int, tuple[int, ...]] = {
 """Values of the enumerated axes."""
 
 
+Reasons = dict[str, tuple[tuple[int, int, str], ...]]
+"""Why values are unknown: by axis name, runs (first latent, last latent + 1, reason)."""
+
+
 class Witness(StrEnum):
     """Where the pitch and yaw of a row come from."""
 
@@ -60,7 +64,7 @@ class LatentActions:
     """
 
     rows: npt.NDArray[np.float32]
-    reasons: dict[str, tuple[tuple[int, int, str], ...]]
+    reasons: Reasons
     witness: Witness
 
     def __post_init__(self) -> None:

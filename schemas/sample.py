@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from schemas import SCHEMA_VERSION
+from schemas.action import AXES, Reasons
 from schemas.caption import StructuredCaption
 from schemas.clip import Perspective
 from schemas.pose import Scale
@@ -32,19 +33,37 @@ ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
 """dtype and shape of each array member: T latents, G = 4T - 3 grid entries, F frames of the media file."""
 
 
-class UnknownRun(BaseModel):
-    """Latents [start, stop) whose value on an axis is not known, and why."""
+class ActionUnknown(BaseModel):
+    """Why entries of actions.npy are NaN, by axis: runs of latents "start-stop reason", half-open, separated
+    by ", "; empty where every value is known. Text, because a reader that infers types takes an empty list
+    for a list of nulls."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    axis: str
-    start: int
-    stop: int
-    reason: str
+    pitch: str = ""
+    yaw: str = ""
+    forward: str = ""
+    lateral: str = ""
+    perspective: str = ""
+    jump: str = ""
+
+    @staticmethod
+    def of(reasons: Reasons) -> ActionUnknown:
+        named = {a: ", ".join(f"{start}-{stop} {why}" for start, stop, why in r) for a, r in reasons.items()}
+        return ActionUnknown(**named)
+
+    def reasons(self) -> Reasons:
+        """By axis, runs (first latent, last latent + 1, reason). Raises ValueError on text that is none."""
+        out = {}
+        for axis in AXES:
+            parts = [run.split(" ", 1) for run in getattr(self, axis).split(", ") if run]
+            spans = [(*part[0].split("-", 1), part[1]) for part in parts]
+            out[axis] = tuple((int(start), int(stop), why) for start, stop, why in spans)
+        return {axis: runs for axis, runs in out.items() if runs}
 
 
 class Annotation(BaseModel):
-    """The JSON member. Every key is always there, with one type, and never null: a Hugging Face `datasets`
-    reader infers types from the first rows and fails on null later."""
+    """The JSON member. Every key is always there, with one type, never null and never an empty list: a
+    Hugging Face `datasets` reader infers types from the first rows and fails on other ones later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     schema_version: int = SCHEMA_VERSION
@@ -68,9 +87,16 @@ class Annotation(BaseModel):
     pose_estimator: str = Field(description="what made the poses; none when there are none")
     pose_valid_share: float
     action_witness: str = Field(description="what pitch and yaw come from: poses, log or none")
-    action_unknown: tuple[UnknownRun, ...] = Field(description="exactly the NaN entries of actions.npy")
+    action_unknown: ActionUnknown = Field(description="exactly the NaN entries of actions.npy, and why")
     action_lag_frames: float = Field(description="log against poses: best lag; 0 when not measured")
-    caption: StructuredCaption
+    caption: StructuredCaption = Field(description="one event per 5 s interval, also where nothing happens")
+
+    @field_validator("caption")
+    @classmethod
+    def _has_intervals(cls, value: StructuredCaption) -> StructuredCaption:
+        if not value.events:
+            raise ValueError("a caption needs an event per interval; a clip has at least one interval")
+        return value
 
 
 MEMBER = pa.struct(
@@ -119,6 +145,6 @@ def index_schema() -> pa.Schema:
 def check_array(name: str, array: np.ndarray, sizes: dict[str, int]) -> None:
     """Raise ValueError unless an array member has its dtype and shape; sizes gives F, G and T."""
     dtype, shape = ARRAYS[name]
-    want = tuple(sizes.get(s) or int(s) for s in shape)
+    want = tuple(sizes[s] if s in sizes else int(s) for s in shape)
     if array.dtype != np.dtype(dtype) or array.shape != want:
         raise ValueError(f"{name} must be {dtype} {want}, got {array.dtype} {array.shape}")

@@ -136,10 +136,11 @@ class Tracker:
             now,
             last,
             there,
-            None,
+            start.copy(),
             winSize=patch,
-            maxLevel=LEVELS,
+            maxLevel=0,
             minEigThreshold=1e-6,
+            flags=cv2.OPTFLOW_USE_INITIAL_FLOW,
         )
         width, height = self._size
         x, y = there[:, 0], there[:, 1]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from schemas.action import AXES, LatentActions, Witness
+from schemas.action import LatentActions, Witness
 from schemas.sample import ARRAYS, FAMILIES, Annotation, check_array, index_schema
 
 _FACTS = tuple(n for n in index_schema().names if n not in FAMILIES)
@@ -50,12 +50,8 @@ def check_annotation(row: Mapping[str, Any], members: Mapping[str, bytes]) -> li
     grid = arrays["grid.npy"]
     if len(grid) and (grid.min() < 0 or grid.max() >= note.frames or np.any(np.diff(grid) < 0)):
         problems.append(("grid.npy", f"it does not go forward through frames 0..{note.frames - 1}"))
-    reasons = {
-        axis: tuple((u.start, u.stop, u.reason) for u in note.action_unknown if u.axis == axis)
-        for axis in AXES
-    }
     try:
-        LatentActions(arrays["actions.npy"], reasons, Witness(note.action_witness))
+        LatentActions(arrays["actions.npy"], note.action_unknown.reasons(), Witness(note.action_witness))
     except ValueError as error:
         problems.append(("actions.npy", str(error)))
     return problems

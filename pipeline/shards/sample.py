@@ -15,7 +15,7 @@ from pipeline.shards.write import Sample
 from pipeline.stage import Fact, Unit
 from schemas.caption import IntervalEvent, StructuredCaption
 from schemas.pose import PoseTrack
-from schemas.sample import Annotation, UnknownRun
+from schemas.sample import ActionUnknown, Annotation
 from schemas.timeline import intervals
 
 
@@ -48,11 +48,7 @@ def build(unit: Unit, split: str, media: Path) -> Sample:
             "pose_estimator": pose["estimator"],
             "pose_valid_share": pose["valid_share"],
             "action_witness": actions.witness,
-            "action_unknown": [
-                UnknownRun(axis=axis, start=a, stop=b, reason=reason)
-                for axis, found in sorted(actions.reasons.items())
-                for a, b, reason in found
-            ],
+            "action_unknown": ActionUnknown.of(actions.reasons),
             "action_lag_frames": action["lag_frames"],
             "caption": _no_caption(read_frames(unit).duration()),
         }

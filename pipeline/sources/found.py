@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.sources.keymap import KeyMap
 from pipeline.sources.sidecar import sidecar_digest
@@ -22,6 +23,12 @@ class SourceConfig(BaseModel):
     key_map: str = Field(
         default="", description="path or URL of the key map; empty: games.yaml in the source"
     )
+
+    @field_validator("key_map")
+    @classmethod
+    def _same_everywhere(cls, value: str) -> str:
+        # Workers read it too, and need not share the working folder of the command.
+        return value if not value or "://" in value else str(Path(value).absolute())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from schemas.caption import EventCategory, IntervalEvent, StructuredCaption
 from schemas.clip import Perspective
 from schemas.pose import Scale
 from schemas.quality import Unknown
-from schemas.sample import Annotation, UnknownRun, index_schema
+from schemas.sample import ActionUnknown, Annotation, index_schema
 from schemas.timeline import grid, intervals, latents_of
 
 FOOTAGE = Path(os.environ.get("WP2_FOOTAGE", Path(__file__).parents[3] / "shared/data/footage"))
@@ -57,10 +57,10 @@ def sample(name: str, path: Path, number: int) -> Sample:
     actions[:, AXES.index("perspective")] = not third
     poses = np.tile(np.eye(3, 4, dtype=np.float32), (len(pts), 1, 1))
     poses[:, 2, 3] = np.arange(len(pts)) * (number + 1)
-    unknown = ()
+    unknown = ActionUnknown()
     if third:
         actions[1:, AXES.index("yaw")] = np.nan
-        unknown = (UnknownRun(axis="yaw", start=1, stop=latents, reason=Unknown.UNCALIBRATED),)
+        unknown = ActionUnknown.of({"yaw": ((1, latents, Unknown.UNCALIBRATED),)})
     note = Annotation(
         sample_id=name,
         clip_id=name,
@@ -84,7 +84,7 @@ def sample(name: str, path: Path, number: int) -> Sample:
         action_witness="poses",
         action_unknown=unknown,
         action_lag_frames=0.0,
-        caption=_caption(len(intervals(seconds))) if third else StructuredCaption(),
+        caption=_caption(len(intervals(seconds)), third),
     )
     facts = {n: note.model_dump(mode="json")[n] for n in index_schema().names if hasattr(note, n)}
     del facts["sample_id"]
@@ -98,7 +98,9 @@ def sample(name: str, path: Path, number: int) -> Sample:
     return Sample(name, facts, members)
 
 
-def _caption(count: int) -> StructuredCaption:
+def _caption(count: int, third: bool) -> StructuredCaption:
+    if not third:
+        return StructuredCaption(events=(IntervalEvent(),) * count)
     event = IntervalEvent(category=EventCategory.OBJECT_CHANGE, text="A door opens.")
     return StructuredCaption(
         scene="A stone hall.",

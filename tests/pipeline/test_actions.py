@@ -124,6 +124,21 @@ def test_the_camera_answers_in_the_frame_that_the_log_says(footage: Path, tmp_pa
     assert facts["lag_score"] > (0.6 if clip.startswith("loop") else 0.95)
 
 
+@pytest.mark.parametrize("clip", ["nav01_mouse_map01", "nav05_keys_deathmatch"])
+@pytest.mark.parametrize("late", [1, -1])
+def test_a_log_of_the_pack_that_is_a_frame_off_is_told(
+    footage: Path, tmp_path: Path, clip: str, late: int
+) -> None:
+    rows, frames = truth(footage, clip)
+    buttons = [c for c in rows if c in ("TURN_LEFT", "TURN_RIGHT", "mouse_counts_x")]
+    rows[buttons] = np.roll(rows[buttons].to_numpy(), late, axis=0)
+    (tmp_path / f"{clip}.mp4").touch()
+    rows.to_csv(tmp_path / f"{clip}.truth.csv", index=False)
+    source, corpus = Store(str(tmp_path)), Store(str(tmp_path / "corpus"))
+    done = label(source, corpus, f"{clip}.mp4", pack_map(tmp_path), frames)
+    assert done.actions.facts["lag_frames"] == -late  # a log that is late sees the camera answer early
+
+
 def test_every_column_that_is_not_mapped_can_go(footage: Path, tmp_path: Path) -> None:
     """Logs of all recordings, with and without their other columns: the same digests and the same bytes."""
     bare = tmp_path / "bare"

@@ -42,13 +42,9 @@ def test_plain_webdataset_sees_every_sample_with_its_bytes(corpus: Store, family
 HF = """
 import json, sys
 import datasets
-from pipeline.shards.columns import annotation_columns
 
 family, streaming, files = sys.argv[1], sys.argv[2] == "streaming", sys.argv[3:]
-features = datasets.Features.from_arrow_schema(annotation_columns()) if family == "annotations" else None
-data = datasets.load_dataset(
-    "webdataset", data_files={"train": files}, split="train", streaming=streaming, features=features
-)
+data = datasets.load_dataset("webdataset", data_files={"train": files}, split="train", streaming=streaming)
 if family == "media":
     data = data.cast_column("mp4", datasets.Video(decode=False))
 for row in data:

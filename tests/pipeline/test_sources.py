@@ -114,6 +114,14 @@ def test_a_missing_key_map_and_a_wrong_source_say_what_to_do(tmp_path: Path) -> 
         open_source(f"folder:{tmp_path}/no", {})
 
 
+def test_the_path_of_a_key_map_means_the_same_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert SourceConfig(key_map="games.yaml").key_map == str(tmp_path / "games.yaml")
+    assert SourceConfig(key_map="s3://b/games.yaml").key_map == "s3://b/games.yaml"
+
+
 def test_a_named_sidecar_that_is_missing_is_named_and_noted(tmp_path: Path) -> None:
     source = small_source(tmp_path, LOG, entry())
     (tmp_path / "run.csv").unlink()
