@@ -26,7 +26,8 @@ import av
 import cv2
 import decord
 
-from pipeline.frames import Picture, frame_pass
+from pipeline.frames import frame_pass
+from pipeline.picture import Picture
 from schemas.timeline import windows
 
 SOURCE = "nav02_mouse_map02.mp4"
@@ -96,9 +97,8 @@ def main() -> None:
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as folder:
         print(f"{args.frames} frames of 1280x720, {args.rounds} rounds, CPU seconds (median) and ratios")
-        print(
-            f"{'GOP':>4} {'ffmpeg':>8} {'pass':>8} {'pass/ffmpeg':>12} {'RGB pass':>9} {'seeks':>8} {'seeks/RGB':>10}"
-        )
+        names = ("GOP", "ffmpeg", "pass", "pass/ffmpeg", "RGB pass", "seeks", "seeks/RGB")
+        print(" ".join(f"{name:>11}" for name in names))
         for gop in (250, 60):
             path = Path(folder) / f"g{gop}.mp4"
             make(args.footage / SOURCE, path, args.frames, gop)
@@ -115,10 +115,8 @@ def main() -> None:
             null, gray, rgb, seeks = (statistics.median(r[i] for r in rows) for i in range(4))
             to_null = statistics.median(r[1] / r[0] for r in rows)
             to_rgb = statistics.median(r[3] / r[2] for r in rows)
-            print(
-                f"{gop:>4} {null:>8.2f} {gray:>8.2f} {to_null:>12.2f} {rgb:>9.2f} {seeks:>8.2f} {to_rgb:>10.2f}",
-                flush=True,
-            )
+            cells = (f"{v:.2f}" for v in (null, gray, to_null, rgb, seeks, to_rgb))
+            print(" ".join(f"{cell:>11}" for cell in (str(gop), *cells)), flush=True)
 
 
 if __name__ == "__main__":

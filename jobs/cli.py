@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import typer
 from pydantic import BaseModel
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from pipeline.corpus import CorpusError, open_corpus
@@ -29,7 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Raw gameplay and navigation video to the shards that train a steerable world model.",
 )
-out = Console(highlight=False)
+# Piped output is not cut to a terminal's width.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 err = Console(stderr=True, highlight=False)
 
 MAKE, SEE, SETTINGS = "Make a corpus", "Look at a corpus", "Settings"
@@ -75,16 +78,20 @@ def record(
     """Play ViZDoom and record video, input log, camera telemetry and game log."""
     from jobs.record import record as play
 
-    for made in play(
-        folder,
-        seed=seed,
-        navigation=navigation,
-        loops=loops,
-        events=events,
-        seconds=seconds,
-        third_person_share=third_person,
-    ):
-        out.print(str(made))
+    with Progress(*Progress.get_default_columns(), console=err, transient=True) as bar:
+        task = bar.add_task("recording")
+        made = play(
+            folder,
+            seed=seed,
+            navigation=navigation,
+            loops=loops,
+            events=events,
+            seconds=seconds,
+            third_person_share=third_person,
+            progress=lambda name, done, of: bar.update(task, description=name, completed=done, total=of),
+        )
+    for summary in made:
+        out.print(summary.line(), soft_wrap=True)
 
 
 @app.command(rich_help_panel=MAKE)
@@ -151,6 +158,7 @@ def status(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     found = corpus_status(_open(corpus, config))
     table = Table(title=f"{corpus}: {found.clips} clips in {found.partitions} partitions, {found.marked} complete",
                   title_justify="left")  # fmt: skip
+    table.box = SIMPLE
     for column in ("stage", "ok", "rejected", "failed", "CPU s"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     for stage in STAGES:
@@ -197,7 +205,7 @@ def _write_csv(found: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
 
 
 def _print(found: Iterator[pa.RecordBatch], columns: list[str], rows: int) -> None:
-    shown = Table(*columns)
+    shown = Table(*columns, box=SIMPLE)
     values = (row for batch in found for row in batch.select(columns).to_pylist())
     for row in islice(values, rows):
         shown.add_row(*(_cell(v) for v in row.values()))

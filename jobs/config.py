@@ -110,7 +110,7 @@ def render(config: BaseModel, indent: int = 0) -> str:
         if isinstance(value, BaseModel):
             lines += [f"{pad}{name}:", render(value, indent + 1)]
         else:
-            dumped = config.model_dump(mode="json", include={name})[name]
-            text = yaml.safe_dump({name: dumped}, default_flow_style=None, allow_unicode=True).rstrip()
-            lines += [pad + line for line in text.splitlines()]
+            plain = config.model_dump(mode="json", include={name})[name]
+            text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
+            lines.append(f"{pad}{name}: {text.removesuffix('...' + chr(10)).strip()}")
     return "\n".join(lines)

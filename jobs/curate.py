@@ -69,13 +69,15 @@ class Work:
 @dataclass
 class Outcome:
     """What a run did: clips it brought to their end, by status, and the partitions it wrote. unreadable: files
-    of the source that gave no bytes, one line each; the next run tries them again."""
+    of the source that gave no bytes, one line each; the next run tries them again. seconds: wall time from the
+    first task of a clip to the last result."""
 
     counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
     already_done: int = 0
     partitions: int = 0
     shard_failures: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    seconds: float = 0.0
     ignored: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -165,6 +167,7 @@ class Curator:
         self.progress.enter("clips")
         flow, shards = self.pool.share(self.flow), self.pool.share(self.shards)
         new = self._open_clips(catalogue)
+        started = time.perf_counter()
         try:
             while True:
                 while self.pool.free > 0 and (task := self._next(new)) is not None:
@@ -181,6 +184,7 @@ class Curator:
                 self.progress.tick()
         finally:
             self.ledger.flush()
+        self.outcome.seconds = time.perf_counter() - started
         if self._stop:
             raise BudgetExceeded(
                 f"{self.outcome.counts[Status.FAILED]} clips failed, over the budget of "

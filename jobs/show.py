@@ -43,14 +43,14 @@ class _Contact:
 
 def draw(unit: Unit, target: Path) -> None:
     """Draw a clip to a PNG. A clip without frames gets its verdict in words."""
-    figure = plt.figure(figsize=(15, 10), layout="constrained")
+    figure = plt.figure(figsize=(15, 9), layout="constrained")
     figure.suptitle(_title(unit), ha="left", x=0.01, fontsize=11, family="monospace")
     ingest = unit.receipts.get("ingest")
     if ingest is None or not ingest.has("frames.parquet"):
         figure.text(0.02, 0.8, "no frame of this clip was decoded", fontsize=14)
     else:
         table = read_frames(unit)
-        sheet, below = figure.subfigures(2, 1, height_ratios=(1, 1))
+        sheet, below = figure.subfigures(2, 1, height_ratios=(9, 11))
         _contact_sheet(sheet, unit, table)
         left, right = below.subplots(1, 2, width_ratios=(1, 2))
         _trajectory(left, unit)

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline import working_copy
-from pipeline.frames import FULL_RANGE, Decoded, MediaError, frame_pass
+from pipeline.frames import Decoded, MediaError, frame_pass
 from pipeline.isolate import IsolationError, Limits, worker
 from pipeline.media import FRAMES, MEDIA, MediaTable, Probe, pack
+from pipeline.picture import FULL_RANGE
 from pipeline.stage import Fact, Result, Unit
 from pipeline.store import sha256_file
 from pipeline.timing import Timing, plan

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pipeline.frames import Decoded, Picture
+from pipeline.frames import Decoded
+from pipeline.picture import Picture
 from pipeline.stage import Unit
 from schemas import SCHEMA_VERSION
 from schemas.clip import FrameTable

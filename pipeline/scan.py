@@ -33,14 +33,13 @@ _SCHEMA = pa.schema([("key", pa.string()), *DESCRIPTION])
 
 def cache_keys(listing: Discovery) -> list[str]:
     """A key for each recording of a listing, in its order: equal keys mean equal bytes and equal reading."""
-    entries: dict[str, str] = {}
+    entries = [digest(entry) for entry in listing.key_map.games]
     keys = []
     for found in listing.found:
-        if found.game not in entries:
-            entries[found.game] = digest(listing.key_map.match(found.path))
+        entry = entries[found.entry] if found.entry >= 0 else "none"
         beside = [listing.sidecars.get(path) for path in (found.log, found.poses, found.events)]
         seen = [f"{s.path}:{s.size}:{s.version}" if s else "-" for s in beside]
-        about = (found.path, str(found.size), found.version, found.licence, entries[found.game])
+        about = (found.path, str(found.size), found.version, found.licence, entry)
         keys.append("|".join((*about, *seen)))
     return keys
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from pipeline.frames import Decoded, Picture, StreamInfo, frame_pass, native_planes
+from pipeline.frames import Decoded, StreamInfo, frame_pass
+from pipeline.picture import Picture, native_planes
 from pipeline.timing import Timing
 
 BT709 = 1

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 AXES = ("pitch", "yaw", "forward", "lateral", "perspective", "jump")
 """Order of the 6-vector. pitch, yaw: degrees per latent, up and right positive. forward -1/0/1 (s, w),
@@ -48,7 +48,9 @@ class RotationRates(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    rates: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = Field(
+        default={}, description="game -> log column -> degrees per second held, or degrees per count"
+    )
 
     def rate(self, game: str, column: str) -> float | None:
         return self.rates.get(game, {}).get(column)

@@ -12,10 +12,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.errors import UserError
+
+
+class MissingEngine(UserError, ModuleNotFoundError):
+    """The game engine is an extra of this package and is not installed."""
+
+
 try:
     import vizdoom
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
+    raise MissingEngine(
         "recording needs the game engine vizdoom, which is not installed; run: pip install 'wp2[demo]'"
     ) from error
 

@@ -18,6 +18,7 @@ from jobs.record.routes import walk_map
 from jobs.record.start import choose_start
 from jobs.record.takes import Job, Kind, RecordingSummary, Take, game_entry, write_recording
 from jobs.record.wad import MapGeometry, read_map
+from schemas.errors import UserError
 
 # Maps whose largest connected walkable area, doors open, is 1.3 to 5.2 million square units (measured), so
 # that a minute of walking does not have to repeat itself.
@@ -41,7 +42,7 @@ EVENT_SECONDS: Final = 15.0  # event clips are no longer than this
 ATTEMPTS: Final = 12
 
 
-class RecordError(RuntimeError):
+class RecordError(UserError):
     """No recording could be made."""
 
 
@@ -65,14 +66,14 @@ def record(
     from behind the player; their poses file holds the camera behind the player, not the player's eye.
     progress: called with (recording, frames done, frames expected).
     The same arguments give the same bytes.
-    Raises ValueError on arguments that ask for nothing or cannot be met, RecordError when no play works out.
+    Raises RecordError on arguments that ask for nothing or cannot be met, and when no play works out.
     """
     if navigation < 0 or loops < 0 or events < 0 or navigation + loops + events == 0:
-        raise ValueError("nothing to record: ask for at least one navigation, loop or event recording")
+        raise RecordError("nothing to record: ask for at least one navigation, loop or event recording")
     if not 0.0 <= third_person_share <= 1.0:
-        raise ValueError(f"third_person_share is {third_person_share}; give a share from 0 to 1")
+        raise RecordError(f"third_person_share is {third_person_share}; give a share from 0 to 1")
     if seconds < 2.0:
-        raise ValueError(f"seconds is {seconds}; a recording is at least 2 s long")
+        raise RecordError(f"seconds is {seconds}; a recording is at least 2 s long")
     out.mkdir(parents=True, exist_ok=True)
     counts: dict[Kind, int] = {"navigation": navigation, "loop": loops, "event": events}
     kinds = [kind for kind, count in counts.items() for _ in range(count)]

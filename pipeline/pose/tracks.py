@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.frames import Picture, native_planes
+from pipeline.picture import Picture, native_planes
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -258,34 +258,3 @@ def rotation_vector(r: Floats) -> Floats:
     c = (np.trace(r, axis1=1, axis2=2) - 1) / 2
     angle = np.arctan2(s, c)
     return np.asarray(axis * np.where(s > 1e-12, angle / np.where(s > 1e-12, s, 1), 1.0)[:, None])
-
-
-def start(look: Look, points: Points, horizon: Floats, keep: int = 3) -> Motion:
-    """Best `keep` of a grid of motions for each step, [M * keep] in the order step 0's, step 1's, ...
-
-    Yaw: quantiles of the points' own change of azimuth (one of them belongs to far points, whatever the
-    travel); slide: the median that goes with it; travel: none, or one of 8 level directions, up or down.
-    """
-    azimuth = np.where(points.known, np.arctan(points.a[..., 0]) - np.arctan(points.b[..., 0]), np.nan)
-    yaws = np.nanquantile(azimuth, [0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9], axis=1).T  # [M, 7]
-    around = np.arange(8) * np.pi / 4
-    level = np.stack([np.sin(around), np.zeros(8), np.cos(around)], -1)
-    travels = np.concatenate([np.zeros((1, 3)), level, [[0, 1.0, 0], [0, -1.0, 0]]])
-    costs, warps = [], []
-    for i in range(yaws.shape[1]):
-        p = np.zeros((len(yaws), 3))
-        p[:, 1] = yaws[:, i]
-        if look is Look.SHEAR:
-            p[:, 2] = horizon
-        at, _ = warp(look, p, points.a)
-        p[:, 0] = np.nanmedian(np.where(points.known, points.b[..., 1] - at[..., 1], np.nan), axis=1)
-        warps.append(p)
-        for t in travels:
-            motion = Motion(p, np.broadcast_to(t, p.shape))
-            costs.append(cost(residuals(look, motion, points), points))
-    score = np.stack(costs, 1).reshape(len(yaws), -1)
-    order = np.argsort(score, axis=1, kind="stable")[:, :keep]
-    all_warps = np.stack(warps, 1)
-    rows = np.arange(len(yaws))[:, None]
-    chosen = all_warps[rows, order // len(travels)].reshape(-1, 3)
-    return Motion(chosen, travels[order % len(travels)].reshape(-1, 3))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.shards.check import check_tar
 from pipeline.shards.inventory import (
@@ -48,7 +48,9 @@ class ShardConfig(BaseModel):
     1 GiB: some 100 clips of 60 s at 480p in a media tar, a few seconds of reading at 500 MB/s."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    target_bytes: dict[str, int] = dict.fromkeys(FAMILIES, 1 << 30)
+    target_bytes: dict[str, int] = Field(
+        default=dict.fromkeys(FAMILIES, 1 << 30), description="size at which the next tar of a family starts"
+    )
 
     @field_validator("target_bytes")
     @classmethod

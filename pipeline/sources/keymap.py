@@ -16,9 +16,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.clip import Perspective
+from schemas.errors import UserError
 
 
-class SourceError(ValueError):
+class SourceError(UserError):
     """A source that cannot be listed; the message is one line."""
 
 

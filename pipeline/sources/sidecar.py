@@ -40,8 +40,8 @@ def read_columns(source: Store, path: str, part: LogPart | PosePart) -> Columns:
     wanted = columns_of(part)
     try:
         data = source.read(path)
-    except StoreError as error:
-        raise SidecarError(str(error)) from None
+    except StoreError:
+        raise SidecarError(f"{path} is missing from the source") from None
     table = _jsonl(data, path, wanted) if path.endswith(".jsonl") else _csv(data, path, wanted)
     return {name: _numbers(table[name], path, name) for name in wanted}
 
@@ -57,15 +57,21 @@ def sidecar_digest(source: Store, path: str, part: LogPart | PosePart | None) ->
         if part is None:
             whole.update(source.read(path))
         else:
-            whole.update(part.model_dump_json().encode())
+            whole.update(_reading(part))
             for name, values in read_columns(source, path, part).items():
                 whole.update(f"\n{name}:{len(values)}\n".encode())
                 whole.update((values + 0.0).tobytes())  # -0.0 and 0.0 are one value
-    except (StoreError, SidecarError) as error:
+    except StoreError:
+        whole = hashlib.sha256(b"missing")
+    except SidecarError as error:
         whole = hashlib.sha256(f"unreadable: {error}".encode())
-        if part is not None:
-            whole.update(part.model_dump_json().encode())
+        whole.update(b"" if part is None else _reading(part))
     return whole.hexdigest()[:16]
+
+
+def _reading(part: LogPart | PosePart) -> bytes:
+    # Without defaults: an option that is added later changes the digest of no log that does not use it.
+    return part.model_dump_json(exclude_defaults=True).encode()
 
 
 def _csv(data: bytes, path: str, wanted: tuple[str, ...]) -> dict[str, pd.Series]:

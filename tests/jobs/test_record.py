@@ -250,5 +250,5 @@ def test_without_vizdoom_one_line_says_what_to_install() -> None:
 )
 def test_impossible_arguments_are_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
     arguments: dict[str, object] = {"seed": 1, "navigation": 1, "loops": 0, "events": 0, "seconds": 2.0}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(RecordError, match=says):
         record(tmp_path, **(arguments | change))  # type: ignore[arg-type]

@@ -263,6 +263,9 @@ def test_lag_needs_both_sides_to_change_and_skips_unknown_frames() -> None:
     keys[5] = np.nan
     found = lag.scan(keys, turn)
     assert found is not None and (found.frames, len(found.scores)) == (2, 7)
+    beat = np.arange(50) % 2.0
+    tie = lag.scan(beat, beat)
+    assert tie is not None and tie.frames == 0 and tie.scores[1] == pytest.approx(tie.score)
 
 
 def test_the_direction_held_longest_wins_and_a_tie_goes_to_the_last_row(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import cv2
 import numpy as np
 import psutil
 import pytest
+from av.video.reformatter import VideoReformatter
 from odd_media import (
     FOOTAGE,
     backgrounds,
@@ -25,7 +27,9 @@ from odd_media import (
     write,
 )
 
+from pipeline.damage import Packets
 from pipeline.frames import MediaError, frame_pass
+from pipeline.picture import Picture
 from schemas.quality import Reason
 
 ROWS = list(csv.DictReader((FOOTAGE / "manifest.csv").open()))
@@ -148,7 +152,9 @@ def test_frames_of_a_64x36_clip_come_in_content_order():
     told = np.stack(content.seen)
     near = [int(np.argmin(np.abs(told - t).mean((1, 2)))) for t in small.seen]
     off = np.abs(np.array(near) - np.arange(210))[45:]  # before, the view stands
-    assert np.median(off) == 0 and (off == 0).mean() > 0.9  # its 12 kB leave some frames like their neighbours
+    assert (
+        np.median(off) == 0 and (off == 0).mean() > 0.9
+    )  # its 12 kB leave some frames like their neighbours
 
 
 def test_a_rotation_tag_is_reported_and_the_stored_pictures_are_in_order(content):
@@ -212,8 +218,6 @@ def test_the_pixel_hash_ignores_strides_and_sees_one_changed_sample(tmp_path, pi
     path = write(tmp_path / "odd.mkv", pictures, count=3, codec="ffv1", size=(318, 180))
     with av.open(str(path)) as container:
         frame = next(container.decode(video=0))
-    from pipeline.frames import Picture, VideoReformatter
-
     before = Picture(frame, VideoReformatter()).pixels()
     plane = frame.planes[0]
     data = bytearray(bytes(plane))
@@ -272,7 +276,9 @@ def test_variable_rate_shows_frame_k_at_its_own_time(tmp_path, pictures):
     numbers = Numbers()
     decoded = frame_pass(path, [numbers])
     assert numbers.seen == list(range(300))
-    assert np.allclose(decoded.pts * float(decoded.report.stream.time_base), np.array(times) / 1000, atol=1e-4)
+    assert np.allclose(
+        decoded.pts * float(decoded.report.stream.time_base), np.array(times) / 1000, atol=1e-4
+    )
 
 
 def test_packets_that_an_edit_list_hides_are_counted_and_not_shown(tmp_path, long_gop):
@@ -295,7 +301,9 @@ def test_bit_damage_is_marked_up_to_the_next_key_frame(tmp_path, long_gop, bits,
     truth = dict(zip(whole.pts.tolist(), whole.pixels.tolist(), strict=True))
     assert set(decoded.pts.tolist()) <= set(truth)
     assert len(whole) - len(decoded) == report.lost
-    wrong = np.array([truth[t] != p for t, p in zip(decoded.pts.tolist(), decoded.pixels.tolist(), strict=True)])
+    wrong = np.array(
+        [truth[t] != p for t, p in zip(decoded.pts.tolist(), decoded.pixels.tolist(), strict=True)]
+    )
     noticed = report.flagged + report.bad_packets + report.lost
     assert bool(noticed) == bool(report.damaged) and wrong.any()
     for _, stop in report.damaged:
@@ -303,6 +311,34 @@ def test_bit_damage_is_marked_up_to_the_next_key_frame(tmp_path, long_gop, bits,
     # What slips through: a flip that still reads as legal syntax (measured: 8 of 40 single flips).
     if bits == 40:
         assert (wrong & ~decoded.ok).sum() >= 0.9 * wrong.sum()
+
+
+@dataclass
+class FakePacket:
+    pts: int
+    is_keyframe: bool = False
+    dts: int | None = None
+    is_discard: bool = False
+
+
+def test_a_damaged_packet_spoils_the_earlier_pictures_that_are_decoded_after_it():
+    """Decode order I0 P4 B2 B1 B3 | I8 B6 (open group): what P4 spoils is shown from B1 on, up to I8."""
+    packets = Packets(counted=False)
+    order = [0, 4, 2, 1, 3, 8, 6]
+    for pts in order:
+        packets.add(FakePacket(pts, is_keyframe=pts in (0, 8)))
+    packets.flag(4)
+    assert packets.damage(np.array(sorted(order))) == (0, ((1, 8),))
+    # A presentable packet that shows no frame counts as damaged: B6 is lost, and nothing behind it is sure.
+    lost, spans = packets.damage(np.array([0, 1, 2, 3, 4, 8]))
+    assert lost == 1 and spans[-1][0] == 1 and spans[-1][1] > 8
+
+
+def test_a_hidden_packet_without_a_frame_is_not_lost():
+    packets = Packets(counted=False)
+    packets.add(FakePacket(-1, is_keyframe=True, is_discard=True))
+    packets.add(FakePacket(0))
+    assert packets.damage(np.array([0])) == (0, ()) and packets.hidden == 1
 
 
 def _key_times(path):
@@ -326,7 +362,7 @@ def test_a_change_of_size_on_the_way_is_refused(tmp_path, pictures):
     large = write(tmp_path / "l.ts", pictures, count=20)
     joined = tmp_path / "j.ts"
     joined.write_bytes(large.read_bytes() + small.read_bytes())
-    with pytest.raises(MediaError, match="decode_damage: frame .* is 160x90, the first is 320x180"):
+    with pytest.raises(MediaError, match=r"decode_damage: frame \d+ is 160x90, the first is 320x180"):
         frame_pass(joined)
 
 

@@ -206,7 +206,7 @@ def test_a_pose_log_that_cannot_be_read_fails_the_clip_with_its_reason(footage: 
     assert done.pose.reasons == ("bad_sidecar: run.csv row 0, column 'z': 'here' is not a number",)
     (tmp_path / "run.csv").unlink()
     done = label(source, Store(str(tmp_path / "corpus")), "run.mp4", SourceConfig(), table(1, 30))
-    assert done.pose.reasons[0].startswith("bad_sidecar: run.csv is missing from")
+    assert done.pose.reasons[0].startswith("bad_sidecar: run.csv is missing from the source")
 
 
 def test_without_a_pose_log_or_when_told_so_every_row_is_unknown(footage: Path, tmp_path: Path) -> None:
