@@ -156,9 +156,8 @@ def status(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     from pipeline.status import corpus_status
 
     found = corpus_status(_open(corpus, config))
-    table = Table(title=f"{corpus}: {found.clips} clips in {found.partitions} partitions, {found.marked} complete",
-                  title_justify="left")  # fmt: skip
-    table.box = SIMPLE
+    title = f"{corpus}: {found.clips} clips; partitions: {found.partitions}, complete {found.marked}"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
     for column in ("stage", "ok", "rejected", "failed", "CPU s"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     for stage in STAGES:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rich.console import Console
 
-from jobs.config import CurateConfig
+from jobs.config import CurateConfig, RunConfig
 from jobs.curate import Curator, Outcome
 from jobs.package import package_env
 from jobs.progress import Progress
@@ -19,7 +21,6 @@ from pipeline.sources import discover, open_source
 from pipeline.statistics import newest
 from pipeline.store import Store
 from schemas.action import RotationRates
-
 
 ROTATION = "rotation"
 
@@ -55,24 +56,24 @@ def run_curate(
             forget({}, work.stages, anew)  # refuse a wrong name before anything starts
         shards = Shards(config.shards, corpus) if only in (None, Shards.name) else None
         progress.enter("start")
-        used = pool or RayPool(
-            address,
-            config.run.cpus,
-            config.run.in_flight,
-            config.run.dashboard,
-            package_env() if address else None,
-        )
-        try:
+        with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
             curator = Curator(corpus, config, name, work, shards, used, progress, anew, retry_failed)
             outcome = curator.run(curator.update_catalogue(store, listing))
-        finally:
-            if pool is None:
-                used.close()
     return replace(outcome, ignored=dict(listing.ignored), notes=listing.notes)
 
 
+@contextlib.contextmanager
+def ray_pool(run: RunConfig, address: str | None) -> Iterator[RayPool]:
+    """Ray for the length of a run: our own on this machine, or a running cluster, which is sent our code."""
+    with contextlib.ExitStack() as stack:
+        shipped = stack.enter_context(package_env()) if address else None
+        pool = RayPool(address, run.cpus, run.in_flight, run.dashboard, shipped)
+        stack.callback(pool.close)
+        yield pool
+
+
 def with_statistics(config: CurateConfig, corpus: Store) -> CurateConfig:
-    """The config with the corpus's newest frozen records in it, by value. A record in the config file wins."""
+    """The config with the corpus's newest frozen records, by value. A record in the config file wins."""
     if config.actions.rates.rates:
         return config
     rates = newest(corpus, ROTATION, RotationRates) or RotationRates()

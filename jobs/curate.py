@@ -68,9 +68,11 @@ class Work:
 
 @dataclass
 class Outcome:
-    """What a run did: clips it brought to their end, by status, and the partitions it wrote. unreadable: files
-    of the source that gave no bytes, one line each; the next run tries them again. seconds: wall time from the
-    first task of a clip to the last result."""
+    """What a run did: clips it brought to their end, by status, and the partitions it wrote.
+
+    unreadable: files of the source that gave no bytes, one line each; the next run tries them again.
+    seconds: wall time from the first task of a clip to the last result.
+    """
 
     counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
     already_done: int = 0

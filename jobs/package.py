@@ -5,8 +5,10 @@ Source: spec/faults.md R1 (uploads that die on .git, data or a virtual environme
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ LIMIT_BYTES = 8 << 20
 """Sixteen times the code of today; more means that something else has got in."""
 
 
-def package_env(root: Path | None = None, limit: int = LIMIT_BYTES) -> dict[str, Any]:
-    """Ray runtime_env with a folder of the packages' .py files.
+@contextlib.contextmanager
+def package_env(root: Path | None = None, limit: int = LIMIT_BYTES) -> Iterator[dict[str, Any]]:
+    """Ray runtime_env with a temporary folder of the packages' .py files.
 
     Raises RunnerError, before any upload, when they pass `limit`, naming the ten largest.
     """
@@ -31,9 +34,9 @@ def package_env(root: Path | None = None, limit: int = LIMIT_BYTES) -> dict[str,
         largest = sorted(sizes.items(), key=lambda x: -x[1])[:10]
         names = ", ".join(f"{path} {size >> 10} KiB" for path, size in largest)
         raise RunnerError(f"the code to ship is {total >> 10} KiB, over {limit >> 10} KiB; largest: {names}")
-    folder = Path(tempfile.mkdtemp(prefix="wp2-package-"))
-    for path in sizes:
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / path, target)
-    return {"working_dir": str(folder)}
+    with tempfile.TemporaryDirectory(prefix="wp2-package-") as folder:
+        for path in sizes:
+            target = Path(folder) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / path, target)
+        yield {"working_dir": folder}

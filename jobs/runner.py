@@ -7,6 +7,7 @@ share is put once. Only this module starts Ray. Source: DESIGN 4; spec/faults.md
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ class RayPool:
         dashboard: bool = False,
         runtime_env: dict[str, Any] | None = None,
     ) -> None:
+        if address is not None:
+            _require_listener(address)
         if ray.is_initialized():
             raise RunnerError("Ray is already running in this process: close the other run first")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -121,7 +124,8 @@ class RayPool:
             try:
                 ray.init(address=address, **common)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise RunnerError(f"no Ray cluster answers at {address}: {one_line(error)}") from None
+                hint = "; where it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+                raise RunnerError(f"no Ray cluster answers at {address}: {one_line(error)}{hint}") from None
         slots = int(ray.cluster_resources().get("CPU", 1))
         self._limit = in_flight or 2 * max(1, slots)
         self._flying: dict[Any, Any] = {}
@@ -155,6 +159,16 @@ class RayPool:
             ray.cancel(ref, force=True)
         self._flying.clear()
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Refuse HOST:PORT where nothing listens: Ray itself goes on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        try:
+            socket.create_connection((host, int(port)), timeout=5.0).close()
+        except OSError as error:
+            raise RunnerError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
 
 
 def _result(ref: Any) -> Any:

@@ -122,6 +122,7 @@ def _yaw(axis: Any, unit: Unit, table: FrameTable) -> None:
         axis.plot(seconds, rate, color=_YAW, lw=1, label="from poses")
     else:
         axis.text(0.5, 0.9, "no poses: yaw is unknown", transform=axis.transAxes, ha="center")
+        axis.set_yticks([])
     actions = unit.receipts.get("actions")
     if actions is not None and actions.status is Status.OK:
         turning = _turn_inputs(unit)
@@ -134,10 +135,8 @@ def _yaw(axis: Any, unit: Unit, table: FrameTable) -> None:
             other.set_ylim(-max(abs(low), abs(high)), max(abs(low), abs(high)))
             facts = actions.facts
             if facts["lag_measured"]:
-                axis.set_title(
-                    f"yaw rate against the log: lag {facts['lag_frames']} frames, score {facts['lag_score']:.3f}",
-                    fontsize=10,
-                )
+                lag = f"lag {facts['lag_frames']} frames, score {facts['lag_score']:.3f}"
+                axis.set_title(f"yaw rate against the log: {lag}", fontsize=10)
     low, high = axis.get_ylim()
     axis.set_ylim(-max(abs(low), abs(high)), max(abs(low), abs(high)))
     axis.axhline(0, color="0.8", lw=0.5)

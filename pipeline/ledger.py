@@ -132,7 +132,7 @@ class Ledger:
         self._buffer.clear()
 
     def seal(self, partition: str, receipts: Receipts, mark: str | None) -> None:
-        """Replace what the ledger holds of a partition by these receipts; set or clear its completion mark."""
+        """Replace what the ledger holds of a partition; set its completion mark, or clear it."""
         self._buffer.pop(partition, None)
         rows = [receipts[clip][stage] for clip in sorted(receipts) for stage in sorted(receipts[clip])]
         number = self._next(partition)

@@ -1,8 +1,8 @@
 """From what lies in a source to catalogue rows: the digests, and a cache so that no video is read twice.
 
-The cache (`ledger/scan.parquet`) is keyed by what a listing shows: path, size and version of a video and of its
-sidecars, and the key map entry that reads them. It is bookkeeping and never published. Everything that grows
-with the corpus is an Arrow table here: 710,000 Python records would not fit the driver's 2 GB.
+The cache (`ledger/scan.parquet`) is keyed by what a listing shows: path, size and version of a video and of
+its sidecars, and the key map entry that reads them. It is bookkeeping and never published. Everything that
+grows with the corpus is an Arrow table here: 710,000 Python records would not fit the driver's 2 GB.
 Source: DESIGN rules 8, 10.
 """
 

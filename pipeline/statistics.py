@@ -47,5 +47,5 @@ def newest(corpus: Store, kind: str, record: type[Record]) -> Record | None:
     try:
         return record.model_validate_json(corpus.read(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise StoreError(f"{path} of {corpus.url} is no {record.__name__}: {first['msg']}; restore it") from None
+        what = error.errors()[0]["msg"]
+        raise StoreError(f"{path} of {corpus.url} is no {record.__name__}: {what}; restore it") from None

@@ -22,8 +22,6 @@ from pipeline.picture import Picture, native_planes
 from pipeline.timing import Timing
 
 BT709 = 1
-UNTAGGED = 2
-BT601 = 5  # what every decoder takes an untagged matrix for
 LIMITED = 1
 # One writer, no clock in the file, index in front (a range read of the head is enough to open it).
 MP4 = {"fflags": "+bitexact", "movflags": "+faststart"}
@@ -137,14 +135,15 @@ class _Encoder:
 
 
 def upright(frame: Any, plan: Geometry, scaler: VideoReformatter) -> list[npt.NDArray[np.uint8]]:
-    """The three planes, uint8 [h, w], of the media picture: BT.709, limited range, 4:2:0."""
-    matrix = BT601 if frame.colorspace == UNTAGGED and "rgb" not in _family(frame) else None
+    """The three planes, uint8 [h, w], of the media picture: BT.709, limited range, 4:2:0.
+
+    swscale takes an untagged matrix for BT.601, as every decoder of spec/formats.md 3 does.
+    """
     flat = scaler.reformat(
         frame,
         width=plan.width,
         height=plan.height,
         format="yuv420p",
-        src_colorspace=matrix,
         dst_colorspace=BT709,
         src_color_range=frame.color_range,
         dst_color_range=LIMITED,
@@ -155,10 +154,6 @@ def upright(frame: Any, plan: Geometry, scaler: VideoReformatter) -> list[npt.ND
     planes = native_planes(flat)
     cut = [planes[0][:height, :width], *(p[: height // 2, : width // 2] for p in planes[1:])]
     return [np.ascontiguousarray(np.rot90(p, plan.turns)) for p in cut]
-
-
-def _family(frame: Any) -> str:
-    return "rgb" if frame.format.is_rgb else "yuv"
 
 
 def _frame(planes: list[npt.NDArray[np.uint8]], size: tuple[int, int]) -> Any:

@@ -19,6 +19,10 @@ class MissingEngine(UserError, ModuleNotFoundError):
     """The game engine is an extra of this package and is not installed."""
 
 
+class RecordError(UserError):
+    """No recording can be made as asked."""
+
+
 try:
     import vizdoom
 except ModuleNotFoundError as error:
@@ -122,7 +126,7 @@ class Engine:
     ) -> None:
         resolution = f"RES_{size[0]}X{size[1]}"
         if resolution not in vizdoom.ScreenResolution.__members__:
-            raise ValueError(
+            raise RecordError(
                 f"size {size[0]}x{size[1]} is not one that ViZDoom renders; use 640x360 or 320x180"
             )
         game = vizdoom.DoomGame()

@@ -11,14 +11,13 @@ import numpy as np
 import yaml
 
 from jobs.record import log
-from jobs.record.engine import DEGREES_PER_COUNT, TICS_PER_SECOND, WAD_FOLDER, Engine, Input
+from jobs.record.engine import DEGREES_PER_COUNT, TICS_PER_SECOND, WAD_FOLDER, Engine, Input, RecordError
 from jobs.record.hands import Hands, Style, wrap
 from jobs.record.player import NoRoute, Play, Player
 from jobs.record.routes import walk_map
 from jobs.record.start import choose_start
 from jobs.record.takes import Job, Kind, RecordingSummary, Take, game_entry, write_recording
 from jobs.record.wad import MapGeometry, read_map
-from schemas.errors import UserError
 
 # Maps whose largest connected walkable area, doors open, is 1.3 to 5.2 million square units (measured), so
 # that a minute of walking does not have to repeat itself.
@@ -40,10 +39,6 @@ SOLID: Final = ("Vegetation", "Decoration", "LightSource", "Hazard", "Gore")
 EVENT_KINDS: Final = {"door": "door_open", "kill": "monster_killed", "pickup": "object_removed"}
 EVENT_SECONDS: Final = 15.0  # event clips are no longer than this
 ATTEMPTS: Final = 12
-
-
-class RecordError(UserError):
-    """No recording could be made."""
 
 
 def record(

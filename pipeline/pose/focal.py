@@ -1,5 +1,8 @@
 from dataclasses import dataclass
+
 from pipeline.pose.vo_fit import Look
+
+
 @dataclass(frozen=True)
 class Camera:
     focal: float

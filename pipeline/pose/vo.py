@@ -7,19 +7,25 @@ of travel counts one, each turn on the spot none. Deterministic. Source: spec/fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.pose.focal import Camera
 from pipeline.pose.tracks import Tracks
-from pipeline.pose.vo_fit import Bools, Floats, Look, Motion, Points, Prior, normal_equations, residuals, rotation
+from pipeline.pose.vo_fit import (
+    Bools,
+    Floats,
+    Look,
+    Motion,
+    Points,
+    Prior,
+    normal_equations,
+    residuals,
+)
 from pipeline.pose.vo_horizon import SPREAD, smooth
 from pipeline.pose.vo_search import batches, misfit, put, search, settle, turn_only
-from schemas.pose import PoseTrack, Scale, Vec3
-from schemas.timeline import Span
 
 VO = "vo-1"
 NOISE_PX = 0.25
@@ -73,6 +79,8 @@ WORST_SIGMA_DEG = 0.4
 ROLL_SPREAD = 0.05
 SLIDE_SPREAD = 0.1
 STILL_RATIO = 3.5
+STATIC = 2.0
+DROPSHARE = 0.5
 FIT = 3.0
 
 
@@ -101,6 +109,7 @@ def _points(at: Floats, to: Floats, known: Bools, camera: Camera, noise: float) 
 
 def _fit(look: Look, points: Points) -> tuple[Motion, Floats, Floats]:
     prior = _loose(look, len(points.a))
+    points = _moving(points)
     motion, costs = search(look, points, prior)
     if look is Look.SHEAR:
         prior = _horizon(points, motion, costs, prior)
@@ -110,6 +119,12 @@ def _fit(look: Look, points: Points) -> tuple[Motion, Floats, Floats]:
     put(motion, rests, still.take(np.flatnonzero(rests)))
     sigma, agree = _trust(look, points, motion, prior)
     return motion, sigma, agree
+
+
+def _moving(points: Points) -> Points:
+    still = points.known & (np.hypot(*np.moveaxis(points.b - points.a, -1, 0)) < STATIC * points.noise)
+    drop = still & (still.sum(1) < DROPSHARE * points.known.sum(1))[:, None]
+    return replace(points, known=points.known & ~drop)
 
 
 def _loose(look: Look, steps: int) -> Prior:

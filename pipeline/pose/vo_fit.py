@@ -32,6 +32,9 @@ class Look(StrEnum):
     SHEAR = "shear"
 
 
+OCCAM, NEAR = 0.0, 4.0
+
+
 @dataclass(frozen=True)
 class Points:
     """Bearings of P points in both frames of M steps. a, b: [M, P, 2], finite; known: [M, P].
@@ -79,6 +82,7 @@ class Prior:
 class Residuals:
     across: Floats  # [M, P] distance from the line, signed
     behind: Floats  # [M, P] distance along it where the point lies behind its start, else 0
+    along: Floats  # [M, P] distance along it where it lies on it, else 0
     near: Floats  # [M, P] inverse depth in units of the step's length, 0 for points at infinity
     normal: Floats  # [M, P, 2] unit normal of the half-line
     at: Floats  # [M, P, 2] warp(a)
@@ -133,6 +137,7 @@ def residuals(look: Look, motion: Motion, points: Points) -> Residuals:
     return Residuals(
         across=(e * normal).sum(-1),
         behind=np.where(front, 0.0, along),
+        along=np.where(front, along, 0.0),
         near=np.where(front, along / length, 0.0),
         normal=normal,
         at=at,
@@ -143,7 +148,8 @@ def residuals(look: Look, motion: Motion, points: Points) -> Residuals:
 def cost(res: Residuals, points: Points) -> Floats:
     """Geman-McClure cost of each step, [M]: a point far off costs 1, one at `noise` a half."""
     q = res.squared / points.noise**2
-    return np.asarray(np.where(points.known, q / (1 + q), 0.0).sum(1))
+    far = (res.along / (NEAR * points.noise)) ** 2
+    return np.asarray(np.where(points.known, q / (1 + q) + OCCAM * far / (1 + far), 0.0).sum(1))
 
 
 def prior_cost(motion: Motion, prior: Prior | None) -> Floats:
@@ -186,13 +192,15 @@ def normal_equations(
     j1[..., :3] = -stretch[..., None] * (m[..., None] * jw).sum(-2)
     dt = np.stack([-m[..., 0], -m[..., 1], (m * res.ahead).sum(-1)], -1)
     j1[..., 3:] = -res.near[..., None] * (dt @ basis)
-    j2 = np.where((res.behind != 0)[..., None], -(g[..., None] * jw).sum(-2), 0.0)
+    j2 = -(g[..., None] * jw).sum(-2)
     q = res.squared / points.noise**2
     w = np.where(points.known, 1 / (1 + q) ** 2, 0.0) / points.noise**2
     h = (j1 * w[..., None]).transpose(0, 2, 1) @ j1
-    h[:, :3, :3] += (j2 * w[..., None]).transpose(0, 2, 1) @ j2
+    far = (res.along / (NEAR * points.noise)) ** 2
+    w2 = np.where(res.behind != 0, w, np.where(points.known, OCCAM / (NEAR * points.noise * (1 + far)) ** 2, 0.0))
+    h[:, :3, :3] += (j2 * w2[..., None]).transpose(0, 2, 1) @ j2
     grad = ((w * res.across)[:, None, :] @ j1)[:, 0]
-    grad[:, :3] += ((w * res.behind)[:, None, :] @ j2)[:, 0]
+    grad[:, :3] += ((w2 * (res.behind + res.along))[:, None, :] @ j2)[:, 0]
     still = ~motion.moves
     h[still, 3:, :] = 0
     h[still, :, 3:] = 0

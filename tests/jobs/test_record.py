@@ -15,7 +15,7 @@ import yaml
 
 pytest.importorskip("vizdoom", reason="recording needs the demo extra")
 
-from jobs.record import RecordingSummary, camera, record
+from jobs.record import RecordError, RecordingSummary, camera, record
 from jobs.record.engine import DEGREES_PER_COUNT, KEY_TURN, KEY_TURN_SLOW, WAD_FOLDER, Engine, Input
 from jobs.record.routes import walk_map
 from jobs.record.wad import read_map

@@ -573,6 +573,8 @@ def test_a_dropped_frame_is_variable_rate_but_a_lost_one_is_damage():
     lost = timing(pts, damaged=[(1900, 2200)])
     assert lost.constant and len(lost.ok) == 100
     assert np.flatnonzero(~lost.ok).tolist() == list(range(48, 55))  # 1920 .. 2160 ms, the hole among them
+    alone = timing(pts, damaged=[(2000, 2040)])
+    assert alone.constant and np.flatnonzero(~alone.ok).tolist() == [50] and alone.source_index[50] == 49
 
 
 def test_of_two_frames_equally_near_a_slot_shows_the_earlier():

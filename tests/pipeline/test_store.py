@@ -52,5 +52,5 @@ def test_a_listing_shows_files_in_order_and_no_temporaries(tmp_path: Path) -> No
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="x.bin is missing"):
+    with pytest.raises(StoreError, match=r"x\.bin is missing"):
         Store(str(tmp_path)).read("x.bin")
