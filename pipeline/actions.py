@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline import lag
 from pipeline.inputs import Inputs, read_inputs
 from pipeline.latent_actions import latent_actions
+from pipeline.latent_turns import agreement
 from pipeline.media import read_frames
 from pipeline.pose.stage import read_poses, turns
 from pipeline.sources import SourceConfig
@@ -26,7 +27,7 @@ from pipeline.sources.gameplay import entry_of
 from pipeline.sources.sidecar import SidecarError
 from pipeline.stage import Fact, Result, Unit
 from schemas import SCHEMA_VERSION, timeline
-from schemas.action import YAW, LatentActions, RotationRates, Witness
+from schemas.action import PITCH, YAW, LatentActions, RotationRates, Witness
 from schemas.clip import FrameTable
 from schemas.pose import PoseTrack
 from schemas.quality import Reason, Verdict, because
@@ -51,7 +52,7 @@ class Actions:
     """
 
     name: ClassVar[str] = "actions"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     needs: ClassVar[tuple[str, ...]] = ("ingest", "pose")
     reads: ClassVar[tuple[str, ...]] = ("game", "perspective", "log")
 
@@ -73,7 +74,7 @@ class Actions:
             detail = f"no row of the log meets a frame ({inputs.alignment.rows} rows, {len(table)} frames)"
             return Result(Verdict.rejected(because(Reason.LOG_MISMATCH, detail)))
         rates = self._rates.rates.get(unit.clip.game, {})
-        actions = latent_actions(table, grid, track, inputs, unit.clip.perspective, rates)
+        actions, turned = latent_actions(table, grid, track, inputs, unit.clip.perspective, rates)
         write_actions(scratch / ACTIONS, actions, grid)
         pq.write_table(_inputs_table(len(table), inputs), scratch / INPUTS, compression="zstd")
         facts: dict[str, Fact] = {
@@ -81,6 +82,8 @@ class Actions:
             "witness": str(actions.witness),
             "unknown_yaw_share": round(float(np.isnan(actions.rows[:, YAW]).mean()), 6),
             "grid_jitter_max_s": round(float(np.abs(grid.jitter_s).max()), 6),
+            **agreement(turned[YAW], "yaw"),
+            **agreement(turned[PITCH], "pitch"),
             **_lag_facts(inputs, track),
             **_log_facts(inputs, table),
         }

@@ -14,7 +14,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import decord
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -165,6 +164,10 @@ class Reader:
     """
 
     def __init__(self, path: Path, table: MediaTable) -> None:
+        # Never at the top of a module: decord puts the symbols of its own FFmpeg in front of everyone's. Loaded
+        # before av, it breaks av (its VP8 and VP9 encoders fail to open); behind av, both work.
+        import decord
+
         self._table = table
         self._probed = np.asarray(sorted(table.rgb), np.int64)
         try:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.inputs import Inputs
+from pipeline.pose.stage import turns
 from pipeline.rotation_inputs import Drive, drive, held_s
 from pipeline.rotation_keys import Held, ramp
 from pipeline.rotation_masks import NOISE_DEG, Mark, marks
@@ -39,6 +40,8 @@ from schemas.action import (
     RecordingRate,
     RotationRates,
 )
+from schemas.clip import Clip, FrameTable
+from schemas.pose import PoseTrack
 
 ESTIMATOR = "rotation-1"
 AXES = (Action.YAW, Action.PITCH)
@@ -64,6 +67,18 @@ class Recording:
     seconds: Floats
     turned: Floats
     repeat: Bools
+
+    def __post_init__(self) -> None:
+        f = len(self.seconds)
+        if self.turned.shape != (f, 2) or self.repeat.shape != (f,):
+            raise ValueError(f"clip {self.clip_id}: {f} frames need turned [{f}, 2] and repeat [{f}]")
+        if f and not np.isnan(self.turned[-1]).all():
+            raise ValueError(f"clip {self.clip_id}: the last frame has no next one: its turn must be NaN")
+
+
+def recording(clip: Clip, table: FrameTable, inputs: Inputs, track: PoseTrack) -> Recording:
+    """What a clip with a log and poses gives to calibration."""
+    return Recording(clip.clip_id, clip.game, inputs, table.seconds, turns(track), table.repeat)
 
 
 def calibrate(recordings: Iterable[Recording]) -> RotationRates:
@@ -130,24 +145,25 @@ def _count(clips: list[_Clip], column: str, axis: Action) -> InputRate:
         near = acts | (np.abs(before) > 0) | (np.abs(after) > 0)
         quiet = (clip.marks == Mark.IDLE) & near  # a count may reach the picture one step off
         used = ((clip.marks == Mark.USED) & acts | quiet) & np.isfinite(before + after)
-        parts.append(np.stack([counts, before, after, clip.turned, np.full(len(counts), k)], axis=1)[used])
+        parts.append(np.stack([before, counts, after, clip.turned, np.full(len(counts), k)], axis=1)[used])
         acting.append(acts)
     table = np.concatenate(parts)
 
-    def fit(rows: Floats) -> Value | None:
-        enough = np.count_nonzero(rows[:, 0]) >= LEAST_STEPS
-        return gain(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]) if enough else None
-
-    each = [fit(table[table[:, 4] == k]) for k in range(len(clips))]
-    steps = [int(np.count_nonzero(table[table[:, 4] == k, 0])) for k in range(len(clips))]
+    of_clip = [table[table[:, 4] == k] for k in range(len(clips))]
+    steps = [int(np.count_nonzero(rows[:, 1])) for rows in of_clip]
+    each = [
+        gain(rows[:, :3], rows[:, 3])[0] if n >= LEAST_STEPS else None
+        for rows, n in zip(of_clip, steps, strict=True)
+    ]
     notes = _notes(clips, acting, each, steps)
-    value = fit(table)
-    modes = None
-    if value is not None:
-        sure = (table[:, 0] != 0) & (np.abs(table[:, 3]) > CLEAR_DEG)
+    value, modes = None, None
+    if sum(steps) >= LEAST_STEPS:
+        turned = np.abs(table[:, 3])
+        value, reaching = gain(table[:, :3], table[:, 3])
+        sure = (np.abs(reaching) > 0.5) & (turned > CLEAR_DEG)
         if np.count_nonzero(sure) >= LEAST_STEPS:
-            ratio = np.abs(table[sure, 3] / table[sure, 0])
-            modes = two_modes(ratio, np.maximum(MODES_APART, 4 * NOISE_DEG / np.abs(table[sure, 3])))
+            ratio = turned[sure] / np.abs(reaching[sure])
+            modes = two_modes(ratio, np.maximum(MODES_APART, 4 * NOISE_DEG / turned[sure]))
     return _decide(axis, RateUnit.DEG_PER_COUNT, value, modes, each, notes, sum(steps))
 
 

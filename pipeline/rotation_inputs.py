@@ -83,7 +83,7 @@ def held_s(drive: Drive, restarts: bool) -> Floats:
         for start, stop in runs(side):
             if start > 0 and not drive.gap[start - 1]:
                 ages[start:stop] = drive.starts[start:stop] - drive.starts[start]
-    return ages
+    return np.round(ages, 6)  # whole microseconds: ages of different presses compare equal
 
 
 def turned_by_keys(drive: Drive, lasts: Floats, rates: Mapping[str, InputRate]) -> Floats:

@@ -69,7 +69,7 @@ def _readings(held: Held) -> tuple[tuple[Floats, bool], tuple[Floats, bool]]:
 
 def _levels(ages: Floats, rate: Floats, restarts: bool) -> Ramp:
     order = np.argsort(ages, kind="stable")
-    ages, rate = np.round(ages[order], 3), rate[order]
+    ages, rate = ages[order], rate[order]
     edges = [0, *sorted(_cuts(ages, rate, 0, len(rate))), len(rate)]
     parts = [rate[a:b] for a, b in pairwise(edges)]
     found = [middle(part) for part in parts]
@@ -85,7 +85,8 @@ def _levels(ages: Floats, rate: Floats, restarts: bool) -> Ramp:
 def _cuts(ages: Floats, rate: Floats, start: int, stop: int) -> list[int]:
     """Where the rate changes within [start, stop) of the steps in order of age: the cut that leaves the least
     absolute residual, if it parts two levels that differ beyond doubt; then the same on either side."""
-    firsts = np.flatnonzero(np.diff(ages[start:stop]) > 0) + start + 1
+    milliseconds = np.round(1000 * ages[start:stop])
+    firsts = np.flatnonzero(np.diff(milliseconds) > 0) + start + 1
     firsts = firsts[
         (firsts - start >= LEAST_LEVEL) & (stop - firsts >= LEAST_LEVEL) & (ages[firsts] <= LONGEST_RAMP_S)
     ]

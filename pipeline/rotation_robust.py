@@ -48,19 +48,20 @@ def middle(values: Floats) -> Value:
     return Value(value, len(values), mad, 1.2533 * _MAD_SIGMA * mad / np.sqrt(len(values)))
 
 
-def gain(counts: Floats, before: Floats, after: Floats, turned: Floats) -> Value:
-    """Degrees per count of N steps, through the origin: Tukey's biweight from a least-absolute start.
+def gain(columns: Floats, turned: Floats) -> tuple[Value, Floats]:
+    """Degrees per count over N steps, through the origin: Tukey's biweight from a least-absolute start.
 
-    counts, before, after: [N], counts of the step and of its neighbours. The sum of the three coefficients is
-    the gain: a log that is read at another phase than the picture, or a smoothed mouse, spreads a count over
-    two steps, and a fit to `counts` alone would come out low by regression dilution.
+    columns: [N, 3], counts of the step before, of the step and of the step after. The sum of the three
+    coefficients is the gain: a log that is read at another phase than the picture, or a smoothed mouse,
+    spreads a count over two steps, and a fit to the step's own counts would come out low by regression
+    dilution. Also returns the counts that reach each step by that fit, [N].
     """
+    counts = columns[:, 1]
     sure = counts != 0
     ratio = turned[sure] / counts[sure]
     order = np.argsort(ratio, kind="stable")
     weight = np.cumsum(np.abs(counts[sure])[order])
     start = float(ratio[order][np.searchsorted(weight, weight[-1] / 2)])
-    columns = np.stack([before, counts, after], axis=1)
     fit = np.array([0.0, start, 0.0])
     covariance = np.zeros((3, 3))
     for _ in range(30):
@@ -74,7 +75,8 @@ def gain(counts: Floats, before: Floats, after: Floats, turned: Floats) -> Value
         covariance = sigma**2 * np.linalg.inv(normal)
     value = float(fit.sum())
     mad = float(np.median(np.abs(ratio - value)))
-    return Value(value, int(sure.sum()), mad, float(np.sqrt(covariance.sum())))
+    error = float(np.sqrt(max(0.0, float(covariance.sum()))))
+    return Value(value, int(sure.sum()), mad, error), columns @ fit / value
 
 
 def two_modes(values: Floats, within: Floats) -> tuple[float, float] | None:

@@ -25,7 +25,7 @@ from pipeline.pose.vo_fit import (
     residuals,
 )
 from pipeline.pose.vo_horizon import SPREAD, smooth
-from pipeline.pose.vo_search import batches, misfit, put, search, settle, turn_only
+from pipeline.pose.vo_search import KEPT, batches, misfit, put, search, settle, turn_only
 
 VO = "vo-1"
 NOISE_PX = 0.25
@@ -80,6 +80,7 @@ ROLL_SPREAD = 0.05
 SLIDE_SPREAD = 0.1
 STILL_RATIO = 3.5
 STATIC = 2.0
+SEARCHONLY = True
 DROPSHARE = 0.5
 FIT = 3.0
 
@@ -109,10 +110,10 @@ def _points(at: Floats, to: Floats, known: Bools, camera: Camera, noise: float) 
 
 def _fit(look: Look, points: Points) -> tuple[Motion, Floats, Floats]:
     prior = _loose(look, len(points.a))
-    points = _moving(points)
-    motion, costs = search(look, points, prior)
+    motion, costs = search(look, _moving(points), prior)
+    if not SEARCHONLY: points = _moving(points)
     if look is Look.SHEAR:
-        prior = _horizon(points, motion, costs, prior)
+        prior = _horizon(points, motion.take(np.arange(len(points.a)) * KEPT), costs[::KEPT], prior)
     motion, costs = settle(look, points, prior, motion)
     still = turn_only(look, points, prior, motion)
     rests = misfit(look, points, still) < STILL_RATIO * misfit(look, points, motion)

@@ -34,6 +34,7 @@ YAW_QUANTILES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
 WIDE = (8.0, 4.0)
 NARROW = (2.0, 1.0)
 ROUNDS = 4
+KEPT = 3
 
 
 def batches(steps: int) -> Iterator[Rows]:
@@ -53,21 +54,28 @@ def anneal(
 
 
 def search(look: Look, points: Points, prior: Prior) -> tuple[Motion, Floats]:
-    """Best motion of each of M steps, taken by itself, with its cost [M]."""
+    """The KEPT best motions of each of M steps, each taken by itself; ([M * KEPT], costs [M * KEPT])."""
     found = [_search(look, points.take(rows), prior.take(rows)) for rows in batches(len(points.a))]
     return join([m for m, _ in found]), np.concatenate([c for _, c in found])
 
 
 def _search(look: Look, points: Points, prior: Prior) -> tuple[Motion, Floats]:
     rows = np.arange(len(points.a))
-    motion, count = _starts(look, replace(points, noise=points.noise * WIDE[0]), prior), len(YAW_QUANTILES)
-    for widths, kept in ((WIDE, 3), (NARROW, 1)):
-        many = np.repeat(rows, count)
-        motion, costs = anneal(look, motion, points.take(many), prior.take(many), widths)
-        order = np.argsort(costs.reshape(-1, count), axis=1, kind="stable")[:, :kept]
-        chosen = (rows[:, None] * count + order).ravel()
-        motion, costs, count = motion.take(chosen), costs[chosen], kept
-    return motion, costs
+    count = len(YAW_QUANTILES)
+    motion = _starts(look, replace(points, noise=points.noise * WIDE[0]), prior)
+    many = np.repeat(rows, count)
+    motion, costs = anneal(look, motion, points.take(many), prior.take(many), WIDE)
+    chosen = _best(costs, count, KEPT)
+    many = np.repeat(rows, KEPT)
+    motion, costs = anneal(look, motion.take(chosen), points.take(many), prior.take(many), NARROW)
+    order = _best(costs, KEPT, KEPT)
+    return motion.take(order), costs[order]
+
+
+def _best(costs: Floats, count: int, keep: int) -> Rows:
+    """Indices of the `keep` cheapest of each group of `count`, cheapest first."""
+    order = np.argsort(costs.reshape(-1, count), axis=1, kind="stable")[:, :keep]
+    return np.asarray((np.arange(len(order))[:, None] * count + order).ravel())
 
 
 def _starts(look: Look, points: Points, prior: Prior) -> Motion:
@@ -94,19 +102,63 @@ def _starts(look: Look, points: Points, prior: Prior) -> Motion:
     )
 
 
-def settle(look: Look, points: Points, prior: Prior, motion: Motion) -> tuple[Motion, Floats]:
-    """Best motion of each of M steps in a row, from its own and its two neighbours' motions as starts."""
-    best, costs = Motion(motion.warp.copy(), motion.direction.copy()), np.full(len(motion.warp), np.inf)
-    for rows in batches(len(costs)):
-        for offset in (0, -1, 1):
-            near = motion.take(np.clip(rows + offset, 0, len(costs) - 1))
-            if look is Look.SHEAR:
-                near.warp[:, 2] = prior.mean[rows, 2]
-            trial, c = anneal(look, near, points.take(rows), prior.take(rows), (WIDE[1], *NARROW))
-            better = c < costs[rows]
-            put(best, rows[better], trial.take(np.flatnonzero(better)))
-            costs[rows[better]] = c[better]
-    return best, costs
+def settle(look: Look, points: Points, prior: Prior, motion: Motion, passes: int = 2) -> tuple[Motion, Floats]:
+    """The motions of M steps in a row that explain the points and continue each other; (motion, costs [M]).
+
+    motion: [M * KEPT] of `search`. Candidates of a step are those and its neighbours' best motions, refined.
+    """
+    steps = len(points.a)
+    own = np.arange(steps)
+    warps, travels, costs = [], [], []
+    for i in range(KEPT):
+        found, c = _refined(look, points, prior, motion.take(own * KEPT + i))
+        warps.append(found.warp), travels.append(found.direction), costs.append(c)
+    best = motion.take(own * KEPT)
+    for _ in range(passes):
+        for offset in (-1, 1):
+            near = best.take(np.clip(own + offset, 0, steps - 1))
+            found, c = _refined(look, points, prior, near)
+            warps.append(found.warp), travels.append(found.direction), costs.append(c)
+        path = _continued(np.stack(warps, 1), np.stack(travels, 1), np.stack(costs, 1))
+        best = Motion(np.stack(warps, 1)[own, path], np.stack(travels, 1)[own, path])
+    return best, np.stack(costs, 1)[own, path]
+
+
+def _refined(look: Look, points: Points, prior: Prior, motion: Motion) -> tuple[Motion, Floats]:
+    found, costs = [], []
+    for rows in batches(len(motion.warp)):
+        near = Motion(motion.warp[rows].copy(), motion.direction[rows])
+        if look is Look.SHEAR:
+            near.warp[:, 2] = prior.mean[rows, 2]
+        m, c = anneal(look, near, points.take(rows), prior.take(rows), (WIDE[1], *NARROW))
+        found.append(m)
+        costs.append(c)
+    return join(found), np.concatenate(costs)
+
+
+VEER, SWERVE, SWERVE_RAD = 4.0, 2.0, 0.05
+
+
+def _continued(warps: Floats, travels: Floats, costs: Floats) -> Rows:
+    """Which candidate of each step: the cheapest chain, [M]. warps, travels: [M, K, 3]; costs: [M, K].
+
+    To veer costs 4 points by 90 degrees, to change the turn by 3 degrees or more costs 2.
+    """
+    steps, _ = costs.shape
+    total = costs.copy()
+    back = np.zeros(costs.shape, np.intp)
+    for k in range(1, steps):
+        veer = 1 - travels[k - 1] @ travels[k].T
+        swerve = np.minimum(1, np.abs(warps[k - 1, :, None, 1] - warps[k, None, :, 1]) / SWERVE_RAD)
+        reach = total[k - 1][:, None] + VEER * veer + SWERVE * swerve
+        back[k] = reach.argmin(axis=0)
+        total[k] += reach.min(axis=0)
+    path = np.zeros(steps, np.intp)
+    if steps:
+        path[-1] = total[-1].argmin()
+    for k in range(steps - 1, 0, -1):
+        path[k - 1] = back[k, path[k]]
+    return path
 
 
 def turn_only(look: Look, points: Points, prior: Prior, motion: Motion) -> Motion:

@@ -17,8 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import s3fs
-from moto.server import ThreadedMotoServer
+from ray.util.state import list_tasks
 
 from jobs.config import CurateConfig, parse
 from jobs.corpus_run import ROTATION, run_curate
@@ -192,43 +193,37 @@ def test_a_corpus_takes_one_writer(tmp_path: Path) -> None:
 
 
 def test_source_and_corpus_on_an_object_store_give_the_same_bytes(
-    clips: Path, tmp_path: Path, reference: Path
+    clips: Path, tmp_path: Path, reference: Path, s3: dict[str, Any]
 ) -> None:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        options = {"key": "k", "secret": "s", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
-        files = s3fs.S3FileSystem(**options)
-        files.mkdir("bucket")
-        for path in clips.iterdir():
-            files.put_file(str(path), f"bucket/clips/{path.name}")
-        remote = config(storage=options)
-        for _ in range(2):
-            outcome = run_curate("folder:s3://bucket/clips", "s3://bucket/corpus", remote, pool=InProcess())
-        assert outcome.already_done == len(SMALL)
-        assert verify(open_corpus("s3://bucket/corpus", options)) == []
-        files.get("bucket/corpus", str(tmp_path / "copy"), recursive=True)
-        assert published(tmp_path / "copy") == published(reference)
-    finally:
-        server.stop()
+    files = s3fs.S3FileSystem(**s3)
+    files.mkdir("curate")
+    for path in clips.iterdir():
+        files.put_file(str(path), f"curate/clips/{path.name}")
+    remote = config(storage=s3)
+    for _ in range(2):
+        outcome = run_curate("folder:s3://curate/clips", "s3://curate/corpus", remote, pool=InProcess())
+    assert outcome.already_done == len(SMALL)
+    assert verify(open_corpus("s3://curate/corpus", s3)) == []
+    files.get("curate/corpus", str(tmp_path / "copy"), recursive=True)
+    assert published(tmp_path / "copy") == published(reference)
 
 
 # --- Ray is real ------------------------------------------------------------------------------------------
 
 
 def test_two_workers_of_ours_run_at_once(clips: Path, tmp_path: Path, footage: Path) -> None:
-    from ray.util.state import list_tasks
-
     for i in range(8):
         (clips / f"{i}.mp4").symlink_to(footage / "nav12_miniworld_fourrooms.mp4")
     pool = RayPool(None, 2, None, dashboard=True)
+    address = ray.get_runtime_context().gcs_address
     seen: list[int] = []
     done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            running = list_tasks(filters=[("state", "=", "RUNNING"), ("name", "=", "_call")], detail=True)
+            running = list_tasks(
+                address, filters=[("state", "=", "RUNNING"), ("name", "=", "_call")], detail=True
+            )
             seen.append(len({t.worker_pid for t in running if t.worker_pid}))
             time.sleep(0.2)
 
@@ -354,6 +349,4 @@ def test_twenty_kills_of_everything(clips: Path, tmp_path: Path, reference: Path
 @pytest.fixture(autouse=True)
 def _no_ray_left_behind() -> Iterator[None]:
     yield
-    import ray
-
     assert not ray.is_initialized()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -407,3 +409,9 @@ def test_observers_share_one_picture_and_see_each_frame_once():
     a, b = Keep(), Keep()
     frame_pass(Path(footage("decord_video_0.mov")), [a, b])
     assert a.indices == b.indices == [0, 1, 2] and a.grays == b.grays
+
+
+def test_decord_is_never_loaded_before_av() -> None:
+    """Loaded first, decord's own FFmpeg shadows the one of av: VP9 then fails to open."""
+    code = "import sys, jobs.config, pipeline.media; assert 'av' in sys.modules and 'decord' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

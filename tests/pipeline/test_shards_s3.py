@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 from shards_corpus import CONFIG, PARTITION, content, samples, snapshot, write
 
 from pipeline.shards.check import Finding
@@ -20,14 +19,9 @@ from schemas.sample import FAMILIES
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[Store]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {"key": "k", "secret": "s", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
-    s3fs.S3FileSystem(**options).mkdir("bucket")
-    yield Store("s3://bucket/corpus", options)
-    server.stop()
+def bucket(s3: dict[str, Any]) -> Store:
+    s3fs.S3FileSystem(**s3).mkdir("bucket")
+    return Store("s3://bucket/corpus", s3)
 
 
 def test_an_object_store_holds_the_same_bytes_and_reads_and_verifies_alike(
