@@ -28,7 +28,7 @@ MOST_VIEWS = 512
 CELLS, POINTS_PER_CELL = (8, 5), 10
 """The best points of each cell of the picture, columns and rows. The strongest of the whole picture lie on one
 bright thing: at the dark start of loop04, 58 of 65 on the weapon."""
-CANDIDATES = 2000
+CANDIDATES = 1500
 STARTS = 4
 """Views at the start of which any may come back (the first 0.7 s)."""
 DISTINCT = 0.8
@@ -38,7 +38,7 @@ OVERLAY_PX, OVERLAY_SHARE = 1.5, 0.5
 """A point that is found at the same place in half of all views is painted on the screen (weapon, HUD)."""
 FEWEST = 30
 """Points of a start view, overlays left out, under which nothing is claimed; a flat-coloured wall has 1."""
-CLOSED = 0.4
+CLOSED = 0.25
 """Share of the start view's points found again. The three closed loops of the footage pack have 0.57-0.86;
 the highest of the navigation clips is 0.30, where the camera passes 17 units (0.7 of the median depth) beside
 its start, and 0.14 of a door seen from its other side."""
