@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -104,10 +103,8 @@ def make(corpus: Store, clips: int) -> None:
             }
             parts.append(pa.table(columns, schema=SCHEMA))
         mark = digest(made._base, digests[name])
-        rows = pa.concat_tables(parts).replace_schema_metadata(
-            {**SCHEMA.metadata, b"complete": mark.encode()}
-        )
-        path = Path(corpus.full(f"ledger/{name}/sealed-00000001.parquet"))
+        rows = pa.concat_tables(parts)
+        path = Path(corpus.full(f"ledger/{name}/sealed-00000001-{mark}.parquet"))
         path.parent.mkdir(parents=True)
         pq.write_table(rows, path, compression="zstd")
         corpus.write(f"index/{name}.json", b"{}")
@@ -142,7 +139,9 @@ def run(corpus: Store, what: str, clips: int) -> None:
         Catalogue.load(corpus).update(corpus, table, 1000, 0.02)
         assert {s.path: s.version for s in corpus.list("catalogue")} == before
     seconds = time.perf_counter() - started
-    print(json.dumps({"s": seconds, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+    # VmHWM, not ru_maxrss: the latter starts from what the parent held when it forked.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    print(json.dumps({"s": seconds, "rss": int(peak.split()[1]) * 1024}))
 
 
 def main() -> None:

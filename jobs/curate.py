@@ -204,7 +204,7 @@ class Curator:
         inventories = {s.path for s in self.corpus.list("index")}
         for name, table in catalogue.partitions().items():
             mark = digest(self._base, digests[name])
-            marked = name in files and self.ledger.mark(files[name]) == mark
+            marked = name in files and files[name].mark == mark
             if marked and not self.anew and not self.retry_failed and f"index/{name}.json" in inventories:
                 self.progress.finished += table.num_rows
                 self.outcome.already_done += table.num_rows

@@ -33,6 +33,7 @@ class Progress:
     finished: int = 0
     counts: Counter[tuple[str, Status]] = field(default_factory=Counter)
     _started: float = field(default_factory=time.monotonic)
+    _entered: float = field(default_factory=time.monotonic)
     _ends: deque[float] = field(default_factory=lambda: deque(maxlen=512))
     _printed: float = 0.0
     _live: Live | None = None
@@ -59,7 +60,7 @@ class Progress:
         self._ends.append(time.monotonic())
 
     def enter(self, phase: str) -> None:
-        self.phase = phase
+        self.phase, self._entered = phase, time.monotonic()
         self.tick(force=True)
 
     def tick(self, force: bool = False) -> None:
@@ -113,7 +114,7 @@ class Progress:
         table.add_column("stage")
         for name in ("done", "rejected", "failed", "per s"):
             table.add_column(name, justify="right")
-        elapsed = max(1e-9, time.monotonic() - self._started)
+        elapsed = max(1e-9, time.monotonic() - self._entered)
         for stage in self.stages:
             n = [self.counts[stage, s] for s in (Status.OK, Status.REJECTED, Status.FAILED)]
             table.add_row(stage, *(str(x) for x in n), f"{sum(n) / elapsed:.2f}")

@@ -1,12 +1,12 @@
 """The ledger: the receipts of every unit, by partition of about 1,000 clips.
 
-    ledger/<partition>/segment-00000007.parquet   receipts published since the last seal
-    ledger/<partition>/sealed-00000007.parquet    every receipt up to number 7, one row a (clip, stage)
+    ledger/<partition>/segment-00000007.parquet       receipts published since the last seal
+    ledger/<partition>/sealed-00000007-MARK.parquet   every receipt up to number 7, one row a (clip, stage)
 
 A later number wins. Sealing writes the merged file first and removes what it replaces afterwards, so a kill
-in between leaves files that the numbers already overrule. A sealed file may carry a completion mark: the
-digest of the clips and stage configs for which every unit of the partition was found done, so that a resume
-reads one footer a partition instead of every row. One driver writes a ledger.
+in between leaves files that the numbers already overrule. MARK is the digest of the clips and stage configs
+for which every unit of the partition was found done ("open" when some were not), so that a resume needs the
+listing alone and reads no row of a finished partition. One driver writes a ledger.
 Source: DESIGN rules 2, 10.
 """
 
@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,9 +29,9 @@ from schemas.quality import Status
 
 FOLDER = "ledger"
 _NAME = re.compile(
-    rf"{FOLDER}/(?P<partition>[a-z0-9-]+)/(?P<kind>segment|sealed)-(?P<number>\d{{8}})\.parquet"
+    rf"{FOLDER}/(?P<partition>[a-z0-9-]+)/(segment|sealed)-(?P<number>\d{{8}})(-(?P<mark>\w+))?\.parquet"
 )
-_MARK = b"complete"
+_OPEN = "open"
 
 SCHEMA = pa.schema(
     [
@@ -67,12 +68,17 @@ Receipts = dict[str, dict[str, Receipt]]
 
 @dataclass(frozen=True)
 class PartitionFiles:
-    """The files of one partition that count: the newest sealed one and the segments after it."""
+    """The files of one partition that count: the newest sealed one and the segments after it.
 
-    sealed: str | None
-    segments: tuple[str, ...]
-    superseded: tuple[str, ...]
-    number: int
+    mark: completion mark of the sealed file; None while there are later segments, or none was set.
+    number: the highest in use. superseded: what a newer sealed file has replaced.
+    """
+
+    sealed: str | None = None
+    mark: str | None = None
+    segments: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
+    number: int = 0
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -91,12 +97,7 @@ class Ledger:
 
     def files(self) -> dict[str, PartitionFiles]:
         """The files of every partition, from one listing."""
-        found: dict[str, list[tuple[int, bool, str]]] = {}
-        for stat in self.corpus.list(FOLDER):
-            if match := _NAME.fullmatch(stat.path):
-                row = (int(match["number"]), match["kind"] == "sealed", stat.path)
-                found.setdefault(match["partition"], []).append(row)
-        return {name: _choose(rows) for name, rows in sorted(found.items())}
+        return self._list(FOLDER)
 
     def load(self, partition: str) -> Receipts:
         """The receipts of one partition, the latest of each (clip, stage)."""
@@ -108,14 +109,6 @@ class Ledger:
         for receipt in self._buffer.get(partition, []):
             receipts.setdefault(receipt.clip_id, {})[receipt.stage] = receipt
         return receipts
-
-    def mark(self, files: PartitionFiles) -> str | None:
-        """Completion mark of a partition; None while it has segments or none was set."""
-        if files.sealed is None or files.segments:
-            return None
-        with self.corpus.open(files.sealed) as f:
-            value = (pq.read_schema(f).metadata or {}).get(_MARK)
-        return value.decode() if value else None
 
     # --- writing ---
 
@@ -135,8 +128,8 @@ class Ledger:
         """Replace what the ledger holds of a partition; set its completion mark, or clear it."""
         self._buffer.pop(partition, None)
         rows = [receipts[clip][stage] for clip in sorted(receipts) for stage in sorted(receipts[clip])]
-        number = self._next(partition)
-        self.corpus.write(f"{FOLDER}/{partition}/sealed-{number:08d}.parquet", _encode(rows, mark))
+        name = f"sealed-{self._next(partition):08d}-{mark or _OPEN}.parquet"
+        self.corpus.write(f"{FOLDER}/{partition}/{name}", _encode(rows))
         for path in self._files_of(partition).superseded:
             self.corpus.remove(path)
 
@@ -147,24 +140,41 @@ class Ledger:
         return self._numbers[partition]
 
     def _files_of(self, partition: str) -> PartitionFiles:
-        rows = []
-        for stat in self.corpus.list(f"{FOLDER}/{partition}"):
+        return self._list(f"{FOLDER}/{partition}").get(partition, PartitionFiles())
+
+    def _list(self, folder: str) -> dict[str, PartitionFiles]:
+        found: dict[str, list[_File]] = {}
+        for stat in self.corpus.list(folder):
             if match := _NAME.fullmatch(stat.path):
-                rows.append((int(match["number"]), match["kind"] == "sealed", stat.path))
-        return _choose(rows)
+                file = _File(int(match["number"]), match["mark"], stat.path)
+                found.setdefault(match["partition"], []).append(file)
+        return {name: _choose(files) for name, files in sorted(found.items())}
 
 
-def _choose(rows: list[tuple[int, bool, str]]) -> PartitionFiles:
-    rows = sorted(rows)
-    sealed = max((r for r in rows if r[1]), default=None)
-    floor = sealed[0] if sealed else 0
-    segments = tuple(path for number, is_sealed, path in rows if not is_sealed and number > floor)
-    keep = {sealed[2], *segments} if sealed else set(segments)
-    superseded = tuple(path for *_, path in rows if path not in keep)
-    return PartitionFiles(sealed[2] if sealed else None, segments, superseded, rows[-1][0] if rows else 0)
+class _File(NamedTuple):
+    """mark: None for a segment."""
+
+    number: int
+    mark: str | None
+    path: str
 
 
-def _encode(receipts: list[Receipt], mark: str | None = None) -> bytes:
+def _choose(files: list[_File]) -> PartitionFiles:
+    sealed = max((f for f in files if f.mark is not None), default=None)
+    floor = sealed.number if sealed else 0
+    segments = tuple(f.path for f in sorted(files) if f.mark is None and f.number > floor)
+    keep = {sealed.path, *segments} if sealed else set(segments)
+    whole = sealed is not None and not segments and sealed.mark != _OPEN
+    return PartitionFiles(
+        sealed=sealed.path if sealed else None,
+        mark=sealed.mark if sealed and whole else None,
+        segments=segments,
+        superseded=tuple(f.path for f in files if f.path not in keep),
+        number=max(f.number for f in files),
+    )
+
+
+def _encode(receipts: list[Receipt]) -> bytes:
     columns = {
         "clip_id": [r.clip_id for r in receipts],
         "stage": [r.stage for r in receipts],
@@ -178,11 +188,8 @@ def _encode(receipts: list[Receipt], mark: str | None = None) -> bytes:
         "attempts": [r.attempts for r in receipts],
         "seconds": [r.seconds for r in receipts],
     }
-    schema = SCHEMA
-    if mark is not None:
-        schema = schema.with_metadata({**(SCHEMA.metadata or {}), _MARK: mark.encode()})
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd")
+    pq.write_table(pa.table(columns, schema=SCHEMA), sink, compression="zstd")
     return sink.getvalue()
 
 

@@ -164,8 +164,8 @@ class Reader:
     """
 
     def __init__(self, path: Path, table: MediaTable) -> None:
-        # Never at the top of a module: decord puts the symbols of its own FFmpeg in front of everyone's. Loaded
-        # before av, it breaks av (its VP8 and VP9 encoders fail to open); behind av, both work.
+        # Never at the top of a module: decord puts the symbols of its own FFmpeg in front of everyone's.
+        # Loaded before av, it breaks av (VP8 and VP9 encoders fail to open); behind av, both work.
         import decord
 
         self._table = table

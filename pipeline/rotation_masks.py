@@ -66,7 +66,7 @@ def marks(drive: Drive, turned: Floats, repeat: Bools) -> npt.NDArray[np.object_
     out[_sustained(active & known & (np.abs(turned) < STILL_DEG) & _expects(drive, turned))] = (
         Mark.NO_RESPONSE
     )
-    out[drive.used > 1] = Mark.SHARED
+    out[(drive.used > 1) | drive.clash] = Mark.SHARED
     out[~active] = Mark.IDLE
     out[strange | _around(_sustained(strange))] = Mark.NOT_LOGGED
     out[after | np.roll(after, 1) | np.roll(after, -1)] = Mark.REPEAT

@@ -45,7 +45,7 @@ def corpus_status(corpus: Store) -> CorpusStatus:
     catalogue = Catalogue.load(corpus)
     ledger = Ledger(corpus)
     files = ledger.files()
-    marked = sum(ledger.mark(f) is not None for f in files.values())
+    marked = sum(f.mark is not None for f in files.values())
     out = CorpusStatus(len(catalogue), len(catalogue.partitions()), marked)
     for name, f in files.items():
         if f.segments:

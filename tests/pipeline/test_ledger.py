@@ -67,16 +67,16 @@ def test_a_kill_between_sealing_and_cleaning_up_changes_nothing(ledger: Ledger) 
     ledger.corpus.write(segment, data)
     again = Ledger(ledger.corpus)
     assert again.load("p")["a"]["ingest"].content == "new"
-    assert again.mark(again.files()["p"]) == "mark"
+    assert again.files()["p"].mark == "mark"
 
 
 def test_a_completion_mark_ends_with_the_next_receipt(ledger: Ledger) -> None:
     ledger.append("p", [receipt("a")])
     ledger.seal("p", ledger.load("p"), "mark")
-    assert ledger.mark(ledger.files()["p"]) == "mark"
+    assert ledger.files()["p"].mark == "mark"
     ledger.append("p", [receipt("a", "gates")])
     ledger.flush()
-    assert ledger.mark(ledger.files()["p"]) is None
+    assert ledger.files()["p"].mark is None
 
 
 def test_status_counts_sealed_and_open_partitions_alike(ledger: Ledger) -> None:
