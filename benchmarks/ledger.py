@@ -67,12 +67,11 @@ def make(corpus: Store, clips: int) -> None:
         ],
         schema=DESCRIPTION,
     )  # fmt: skip
-    catalogue = Catalogue.load(corpus).update(corpus, found, 1000, 0.02)
-    digests = catalogue.digests()
+    catalogue = Catalogue.load(corpus).update(found, 1000, 0.02)
     made = curator(corpus)
     stages = made.flow.stages
-    for name, table in catalogue.partitions().items():
-        n = table.num_rows
+    for name, part in catalogue.parts.items():
+        table, n = catalogue.read(name), part.rows
         clip_ids = table.column("clip_id").combine_chunks()
         parts = []
         for stage in stages:
@@ -102,7 +101,7 @@ def make(corpus: Store, clips: int) -> None:
                 "seconds": [1.0] * n,
             }
             parts.append(pa.table(columns, schema=SCHEMA))
-        mark = digest(made._base, digests[name])
+        mark = digest(made._base, part.digest)
         rows = pa.concat_tables(parts)
         path = Path(corpus.full(f"ledger/{name}/sealed-00000001-{mark}.parquet"))
         path.parent.mkdir(parents=True)
@@ -125,18 +124,18 @@ def run(corpus: Store, what: str, clips: int) -> None:
         outcome = made.run(Catalogue.load(corpus))
         assert outcome.already_done == clips, outcome
     elif what == "listing":
-        rows = Catalogue.load(corpus).table.column("source_path").to_pylist()
+        rows = Catalogue.load(corpus).table(["source_path"]).column("source_path").to_pylist()
         found = tuple(Found(p, 40_000_000, "1700000000", "", Perspective.FIRST, "CC-BY-4.0") for p in rows)
         listing = Discovery(found, {})
         keys = cache_keys(listing)
-        known = Catalogue.load(corpus).table
+        known = Catalogue.load(corpus).table()
         cache = ScanCache(
             corpus, known.drop_columns(["partition", "split"]).add_column(0, "key", pa.array(keys))
         )
         assert cache.missing(keys) == []
         table = cache.describe(SOURCE, keys)
         before = {s.path: s.version for s in corpus.list("catalogue")}
-        Catalogue.load(corpus).update(corpus, table, 1000, 0.02)
+        Catalogue.load(corpus).update(table, 1000, 0.02)
         assert {s.path: s.version for s in corpus.list("catalogue")} == before
     seconds = time.perf_counter() - started
     # VmHWM, not ru_maxrss: the latter starts from what the parent held when it forked.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -142,7 +143,7 @@ def still_overlaps(seeds: int) -> None:
         turned = []
         for seed in range(seeds):
             rng = np.random.default_rng([seed, int(ratio)])
-            stands = tuple((b.start - 1, a.stop + 1) for a, b in zip(spans[:-1], spans[1:]))[::2]
+            stands = tuple((b.start - 1, a.stop + 1) for a, b in pairwise(spans))[::2]
             world = walk(rng, FRAMES, stands)
             out = stitch(see(world, rng, 1 / ratio, 0.1)[0], FRAMES)
             for seam in out.seams:

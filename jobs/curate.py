@@ -132,7 +132,7 @@ class Curator:
         self.progress.enter("scan")
         found = self._scan(source, listing)
         run = self.config.run
-        return Catalogue.load(self.corpus).update(self.corpus, found, run.partition_size, run.val_share)
+        return Catalogue.load(self.corpus).update(found, run.partition_size, run.val_share)
 
     def _scan(self, source: Store, listing: Discovery) -> pa.Table:
         cache = ScanCache.load(self.corpus)
@@ -200,16 +200,15 @@ class Curator:
         """Tasks for every clip that is not done, a partition at a time, each loaded when it is reached."""
         self._limit = self._budget(catalogue)
         files = self.ledger.files()
-        digests = catalogue.digests()
         inventories = {s.path for s in self.corpus.list("index")}
-        for name, table in catalogue.partitions().items():
-            mark = digest(self._base, digests[name])
+        for name, part in catalogue.parts.items():
+            mark = digest(self._base, part.digest)
             marked = name in files and files[name].mark == mark
             if marked and not self.anew and not self.retry_failed and f"index/{name}.json" in inventories:
-                self.progress.finished += table.num_rows
-                self.outcome.already_done += table.num_rows
+                self.progress.finished += part.rows
+                self.outcome.already_done += part.rows
                 continue
-            rows = list(to_clips(table))
+            rows = list(to_clips(catalogue.read(name)))
             work = Work(
                 {c.clip_id: c for c, _ in rows}, {c.clip_id: s for c, s in rows}, self.ledger.load(name), mark
             )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.store import Store
@@ -22,6 +22,7 @@ from schemas import SCHEMA_VERSION
 from schemas.clip import Clip, Perspective, Sidecar
 
 FOLDER = "catalogue"
+_PARTS = b"partitions"
 
 _SIDECAR = pa.struct([("path", pa.string()), ("digest", pa.string())])
 DESCRIPTION = pa.schema(
@@ -50,84 +51,110 @@ SCHEMA = pa.schema(
 """A row of the catalogue: fixed place and split, and the description."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A partition: how many clips it has, and the digest of their rows."""
+
+    rows: int
+    digest: str
+
+
 @dataclass(frozen=True)
 class Catalogue:
-    """Every clip of a corpus, sorted by partition and id. `table` has `SCHEMA`."""
+    """Every clip of a corpus. parts: partitions in order, from the footers of the generation files alone.
 
-    table: pa.Table
+    A generation file has one row group a partition, sorted by clip id, so a partition is read by itself.
+    """
+
+    corpus: Store
+    parts: dict[str, Part]
 
     @staticmethod
     def load(corpus: Store) -> Catalogue:
-        paths = [s.path for s in corpus.list(FOLDER) if s.path.endswith(".parquet")]
-        tables = [pq.read_table(io.BytesIO(corpus.read(p)), schema=SCHEMA) for p in paths]
-        return Catalogue(pa.concat_tables(tables) if tables else SCHEMA.empty_table())
+        parts: dict[str, Part] = {}
+        for stat in corpus.list(FOLDER):
+            with corpus.open(stat.path) as f:
+                held = json.loads((pq.read_schema(f).metadata or {})[_PARTS])
+            parts |= {name: Part(rows, value) for name, (rows, value) in held.items()}
+        return Catalogue(corpus, parts)
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return sum(part.rows for part in self.parts.values())
 
-    def partitions(self) -> dict[str, pa.Table]:
-        """Rows of each partition, in order, without copying."""
-        column = self.table.column("partition").combine_chunks()
-        if len(column) == 0:
-            return {}
-        runs = pc.run_end_encode(column)
-        out, start = {}, 0
-        for stop, name in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
-            out[name] = self.table.slice(start, stop - start)
-            start = stop
-        return out
+    def read(self, partition: str) -> pa.Table:
+        """Rows of one partition (`SCHEMA`)."""
+        generation, number = int(partition[1:5]), int(partition[7:])
+        with self.corpus.open(_path(generation)) as f:
+            return pq.ParquetFile(f).read_row_group(number)
 
-    def digests(self) -> dict[str, str]:
-        """Digest of the rows of each partition, whatever their chunking in memory."""
-        db = duckdb.connect()
-        db.register("known", self.table)
-        row = "concat_ws(chr(31), " + ", ".join(f"coalesce({n}::varchar, '')" for n in SCHEMA.names) + ")"
-        query = (
-            f"select partition, sha256(string_agg({row}, chr(30) order by clip_id)) from known group by all"
-        )
-        return {name: value[:16] for name, value in db.sql(query).fetchall()}
+    def table(self, columns: list[str] | None = None) -> pa.Table:
+        """Rows of every partition; all columns of `SCHEMA`, or some."""
+        paths = sorted({_path(int(name[1:5])) for name in self.parts})
+        tables = [pq.read_table(io.BytesIO(self.corpus.read(p)), columns=columns) for p in paths]
+        return pa.concat_tables(tables) if tables else SCHEMA.empty_table().select(columns or SCHEMA.names)
 
-    def update(self, corpus: Store, found: pa.Table, partition_size: int, val_share: float) -> Catalogue:
+    def update(self, found: pa.Table, partition_size: int, val_share: float) -> Catalogue:
         """Bring the descriptions of known clips to what the source says now, and publish clips that are new
-        as the next generation. found: `DESCRIPTION` rows, one per clip, sorted by id. Generations that do not
-        change are not written."""
+        as the next generation. found: `DESCRIPTION` rows, one per clip. What does not change is not written.
+        """
         db = duckdb.connect()
-        db.register("known", self.table)
+        db.register("known", self.table())
         db.register("found", found)
+        about = f"clip_id, hash(({', '.join(DESCRIPTION.names)}))"
+        news = db.sql(f"select clip_id from (select {about} from found except select {about} from known)")
+        if not news.limit(1).fetchall():
+            return self
         fields = ", ".join(f"if(f.clip_id is null, k.{n}, f.{n}) as {n}" for n in DESCRIPTION.names)
-        joined = "from known k left join found f using (clip_id)"
+        parts = dict(self.parts)
+        for (generation,) in db.sql("select distinct partition[2:5] from known order by 1").fetchall():
+            rows = db.sql(
+                f"select k.partition, k.split, {fields} from known k left join found f using (clip_id) "
+                f"where k.partition[2:5] = '{generation}' order by k.partition, clip_id"
+            ).to_arrow_table()
+            if any(parts[name] != part for name, part in _digests(rows).items()):
+                parts |= _publish(self.corpus, int(generation), rows)
         names = ", ".join(DESCRIPTION.names)
-        query = f"select k.partition, k.split, {fields} {joined} order by k.partition, clip_id"
-        now = db.sql(query).to_arrow_table().cast(SCHEMA)
-        db.register("now", now)
-        rows = f"select partition, {names} from"
-        changed = f"select distinct partition[2:5] from ({rows} now except {rows} known)"
-        for (generation,) in db.sql(changed).fetchall():
-            table = now.filter(pc.starts_with(now.column("partition"), f"g{generation}-"))
-            _publish(corpus, int(generation), table)
         new = db.sql(f"select {names} from found anti join known using (clip_id) order by clip_id")
-        return Catalogue(now).add_generation(
-            corpus, new.to_arrow_table().cast(DESCRIPTION), partition_size, val_share
-        )
+        return Catalogue(self.corpus, parts)._grown(new.to_arrow_table(), partition_size, val_share)
 
-    def add_generation(self, corpus: Store, new: pa.Table, size: int, val_share: float) -> Catalogue:
-        """Publish clips as the next generation, cut into partitions of `size`. new: `DESCRIPTION` rows,
-        sorted by clip id; none of them leaves the catalogue as it is."""
+    def _grown(self, new: pa.Table, size: int, val_share: float) -> Catalogue:
         if new.num_rows == 0:
             return self
-        last = pc.max(self.table.column("partition")).as_py()
-        generation = int(last[1:5]) + 1 if last else 0
+        generation = max((int(name[1:5]) for name in self.parts), default=-1) + 1
         partition = [f"g{generation:04d}-p{i // size:05d}" for i in range(new.num_rows)]
         split = [split_of(r, val_share) for r in new.column("recording_id").to_pylist()]
         rows = new.add_column(0, "split", pa.array(split)).add_column(0, "partition", pa.array(partition))
-        _publish(corpus, generation, rows.cast(SCHEMA))
-        return Catalogue(pa.concat_tables([self.table, rows.cast(SCHEMA)]))
+        return Catalogue(self.corpus, self.parts | _publish(self.corpus, generation, rows))
 
 
-def _publish(corpus: Store, generation: int, table: pa.Table) -> None:
+def _path(generation: int) -> str:
+    return f"{FOLDER}/g{generation:04d}.parquet"
+
+
+def _publish(corpus: Store, generation: int, table: pa.Table) -> dict[str, Part]:
+    """Write a generation, one row group a partition. table: sorted by partition and clip id."""
+    parts = _digests(table)
+    held = json.dumps({name: (part.rows, part.digest) for name, part in parts.items()})
+    schema = SCHEMA.with_metadata({**(SCHEMA.metadata or {}), _PARTS: held.encode()})
+    rows = table.cast(SCHEMA)
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    corpus.write(f"{FOLDER}/g{generation:04d}.parquet", sink.getvalue())
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        start = 0
+        for part in parts.values():
+            writer.write_table(rows.slice(start, part.rows).cast(schema), row_group_size=part.rows)
+            start += part.rows
+    corpus.write(_path(generation), sink.getvalue())
+    return parts
+
+
+def _digests(table: pa.Table) -> dict[str, Part]:
+    """Partitions of a table in order; a digest is of the rows, whatever their chunking in memory."""
+    db = duckdb.connect()
+    db.register("rows", table)
+    row = "concat_ws(chr(31), " + ", ".join(f"coalesce({n}::varchar, '')" for n in SCHEMA.names) + ")"
+    digest = f"sha256(string_agg({row}, chr(30) order by clip_id))[:16]"
+    found = db.sql(f"select partition, count(*), {digest} from rows group by partition order by partition")
+    return {name: Part(rows, value) for name, rows, value in found.fetchall()}
 
 
 def to_clips(table: pa.Table) -> Iterator[tuple[Clip, str]]:

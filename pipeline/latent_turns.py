@@ -78,7 +78,7 @@ def choose(
     log = _sum_log(steps, reason, ends)
     poses = _from_poses(track, ends, axis)
     seen = turns(track)[:, axis]
-    complete = inputs is not None and inputs.part.complete
+    complete = inputs is not None and (inputs.part.complete or action in inputs.part.absent)
     strange = _strange(steps, seen, CONTRADICT_STEPS if complete else 1)
     contradicted = np.array([strange[a:b].any() for a, b in pairwise(ends)], bool)
     usable = log.known & ~contradicted

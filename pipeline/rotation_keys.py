@@ -21,6 +21,8 @@ LEAST_LEVEL = 10
 """Steps that a level of a ramp needs: a level is seen once a press, so two presses of five frames."""
 LONGEST_RAMP_S = 2.0
 """Where a ramp may end. Later changes are not the press's."""
+GRAIN_S = 0.005
+"""Ages nearer to each other than this are not told apart: a sixth of a frame, and what a clock jitters."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ def _levels(ages: Floats, rate: Floats, restarts: bool) -> Ramp:
 def _cuts(ages: Floats, rate: Floats, start: int, stop: int) -> list[int]:
     """Where the rate changes within [start, stop) of the steps in order of age: the cut that leaves the least
     absolute residual, if it parts two levels that differ beyond doubt; then the same on either side."""
-    milliseconds = np.round(1000 * ages[start:stop])
-    firsts = np.flatnonzero(np.diff(milliseconds) > 0) + start + 1
+    grain = np.round(ages[start:stop] / GRAIN_S)
+    firsts = np.flatnonzero(np.diff(grain) > 0) + start + 1
     firsts = firsts[
         (firsts - start >= LEAST_LEVEL) & (stop - firsts >= LEAST_LEVEL) & (ages[firsts] <= LONGEST_RAMP_S)
     ]

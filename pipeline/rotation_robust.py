@@ -76,7 +76,8 @@ def gain(columns: Floats, turned: Floats) -> tuple[Value, Floats]:
     value = float(fit.sum())
     mad = float(np.median(np.abs(ratio - value)))
     error = float(np.sqrt(max(0.0, float(covariance.sum()))))
-    return Value(value, int(sure.sum()), mad, error), columns @ fit / value
+    reaching = columns @ fit / value if value else counts
+    return Value(value, int(sure.sum()), mad, error), reaching
 
 
 def two_modes(values: Floats, within: Floats) -> tuple[float, float] | None:

@@ -14,7 +14,9 @@ import time
 from dataclasses import dataclass, field
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.catalogue import DESCRIPTION
@@ -40,7 +42,8 @@ def cache_keys(listing: Discovery) -> list[str]:
         beside = [listing.sidecars.get(path) for path in (found.log, found.poses, found.events)]
         seen = [f"{s.path}:{s.size}:{s.version}" if s else "-" for s in beside]
         about = (found.path, str(found.size), found.version, found.licence, entry)
-        keys.append("|".join((*about, *seen)))
+        text = "\x1f".join((*about, *seen))
+        keys.append(hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=12).hexdigest())
     return keys
 
 
@@ -96,8 +99,8 @@ class ScanCache:
 
     def missing(self, keys: list[str]) -> list[int]:
         """Positions of the keys that the cache does not hold."""
-        held = set(self.table.column("key").to_pylist())
-        return [i for i, key in enumerate(keys) if key not in held]
+        held = pc.is_in(pa.array(keys, pa.string()), value_set=self.table.column("key"))
+        return [int(i) for i in np.flatnonzero(~held.to_numpy(zero_copy_only=False))]
 
     def add(self, keys: list[str], rows: list[Row | str]) -> list[str]:
         """Take the answers of a `scan`, in the order of its keys; returns those that are no rows."""
@@ -119,20 +122,21 @@ class ScanCache:
         self._saved = time.monotonic()
 
     def describe(self, source: str, keys: list[str]) -> pa.Table:
-        """One row per content (columns of the catalogue's `DESCRIPTION`), sorted by clip id: the first path
-        in order; the other paths with the same bytes stand in `also_at`. source: "kind:url"."""
-        wanted = pa.table({"key": keys})
+        """One row per content (the catalogue's `DESCRIPTION`), that of the first path in order; the other
+        paths with the same bytes stand in `also_at`. source: "kind:url"."""
         db = duckdb.connect()
         db.register("cache", self.table)
-        db.register("wanted", wanted)
-        paths = "list(source_path order by source_path)"
-        columns = {name: f"arg_min({name}, source_path)" for name in DESCRIPTION.names}
-        columns |= {
-            "clip_id": "clip_id",
-            "source": "$source",
-            "source_path": f"{paths}[1]",
-            "also_at": f"{paths}[2:]",
+        db.register("wanted", pa.table({"key": pa.array(keys, pa.string())}))
+        others = [n for n in DESCRIPTION.names if n not in ("source", "also_at")]
+        db.sql(f"create temp table held as select {', '.join(others)} from wanted join cache using (key)")
+        # Copies are rare: their paths are gathered apart, and every other row passes as it is.
+        db.sql("""create temp table copies as select clip_id, list(source_path order by source_path) as paths
+                  from held group by clip_id having count(*) > 1""")
+        columns = {n: n for n in DESCRIPTION.names} | {
+            "source": "$source as source",
+            "also_at": "coalesce(paths[2:], []::varchar[]) as also_at",
         }
-        chosen = ", ".join(f"{sql} as {name}" for name, sql in columns.items())
-        query = f"select {chosen} from wanted join cache using (key) group by clip_id order by clip_id"
+        chosen = ", ".join(columns.values())
+        query = f"""select {chosen} from held left join copies using (clip_id)
+                    where paths is null or source_path = paths[1]"""
         return db.sql(query, params={"source": source}).to_arrow_table().cast(DESCRIPTION)

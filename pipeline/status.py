@@ -46,7 +46,7 @@ def corpus_status(corpus: Store) -> CorpusStatus:
     ledger = Ledger(corpus)
     files = ledger.files()
     marked = sum(f.mark is not None for f in files.values())
-    out = CorpusStatus(len(catalogue), len(catalogue.partitions()), marked)
+    out = CorpusStatus(len(catalogue), len(catalogue.parts), marked)
     for name, f in files.items():
         if f.segments:
             for stages in ledger.load(name).values():

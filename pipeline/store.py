@@ -30,7 +30,7 @@ class StoreError(UserError, OSError):
     """A file of a store that cannot be read or written, in one line."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stat:
     """path relative to the store; size in bytes; version: changes when the content does (mtime or ETag)."""
 

@@ -40,16 +40,18 @@ def batches(corpus: Store, name: str, clip_id: str = "") -> Iterator[pa.RecordBa
             if unit.receipts.get(stage) and unit.receipts[stage].status is Status.OK:
                 yield pa.RecordBatch.from_pydict(make(unit), schema=schema)
         return
-    for partition, table in Catalogue.load(corpus).partitions().items():
-        rows = _PER_PARTITION[name](corpus, partition, list(to_clips(table)))
+    catalogue = Catalogue.load(corpus)
+    for partition in catalogue.parts:
+        rows = _PER_PARTITION[name](corpus, partition, list(to_clips(catalogue.read(partition))))
         chosen = [r for r in rows if not clip_id or r["clip_id"] == clip_id]
         yield pa.RecordBatch.from_pylist(chosen, schema=schema)
 
 
 def units(corpus: Store, clip_id: str = "") -> Iterator[Unit]:
     """Every clip of a corpus with its receipts, or one of them."""
-    ledger = Ledger(corpus)
-    for partition, table in Catalogue.load(corpus).partitions().items():
+    ledger, catalogue = Ledger(corpus), Catalogue.load(corpus)
+    for partition in catalogue.parts:
+        table = catalogue.read(partition)
         if clip_id and clip_id not in set(table.column("clip_id").to_pylist()):
             continue
         receipts = ledger.load(partition)
@@ -61,7 +63,7 @@ def units(corpus: Store, clip_id: str = "") -> Iterator[Unit]:
 
 def find_clip(corpus: Store, text: str) -> str:
     """Clip id from an id, its first digits, or a file name. Raises CorpusError unless exactly one matches."""
-    table = Catalogue.load(corpus).table
+    table = Catalogue.load(corpus).table(["clip_id", "source_path"])
     ids, paths = table.column("clip_id").to_pylist(), table.column("source_path").to_pylist()
     named = [i for i, p in zip(ids, paths, strict=True) if text in (p, p.rsplit("/", 1)[-1])]
     found = named or [i for i in ids if i.startswith(text)]

@@ -23,16 +23,21 @@ Bools = npt.NDArray[np.bool_]
 
 FEWEST = 4
 """Shared frames under which no scale is measured: 3 always fit (9 numbers, 4 unknowns) well enough to lie."""
-OPEN, KEEP = 0.10, 0.15
+OPEN, KEEP = 0.12, 0.18
 """The parallax gate, on the relative standard deviation of the scale that the overlap itself shows. It opens
 at the first and, once open, closes at the second. Ten frames have 0.16 at a step of one noise, 0.05 at 3,
-0.016 at 10; of 20,000 overlaps of pure noise 2 came under 0.15 (benchmarks/stitch.py)."""
+0.016 at 10. Both are multiplied by sqrt(1 - 3 / votes), since few frames fit anything: 0.10 and 0.15 for ten
+votes, 0.06 and 0.09 for four. The scale must pass without the frame that speaks loudest, too: where the camera
+stands, that may be one that both windows got wrong (5 to 11 of 1,200 still overlaps came through that way).
+PURE"""
 STILL = 0.05
 """Share of a window's brisk step under which the overlap counts as standing: both windows see the same
 pictures, so what is read as motion in a turn on the spot may agree between them (P1)."""
 QUORUM = 0.4
 """Share of the shared frames that must agree. With 20 % of the frames of each window thrown off, one seam in
 26 has fewer good ones; a quorum of a half would lose one in 9."""
+MOST_REACH = 4.0
+"""How far a fit may be extended: the variance of a frame beside the fit counts at most so many times more."""
 TRIM = 3.0
 """Frames further from the mean than so many times the quorum's distance do not count (99 % is at 2.5)."""
 _QUORUM_CHI3, _P99_CHI3 = 1.869, 11.34
@@ -127,16 +132,25 @@ def align_scale(
         return ScaleFit(Estimate.unknown(SeamReason.POSITIONS_DISAGREE), none)
     agree = none.copy()
     agree[frames[fits]] = True
-    scale, shift = _fit(a[fits], b[fits])
-    noise = np.sum((a[fits] - scale * b[fits] - shift) ** 2) / (3 * n - 4)
-    travel = scale * float(np.sum(_centred(a[fits]) * _centred(b[fits])))
-    at = frames[fits] - frames[fits].mean()
-    pace = np.sqrt(max(travel, 0.0) / float(at @ at))
-    spread = float(np.sqrt(noise / travel)) if travel > 0 else np.inf
+    a, b, at = a[fits], b[fits], frames[fits]
+    scale, spread, each = _measure(a, b)
+    pace = np.sqrt(max(float(each.sum()), 0.0) / float(np.sum((at - at.mean()) ** 2)))
     stands = pace < STILL * max(brisk[0], scale * brisk[1])
-    if stands or spread > (KEEP if was_open else OPEN):
+    gate = (KEEP if was_open else OPEN) * math.sqrt(1 - 3 / n)
+    rest = np.arange(n) != int(np.argmax(each))
+    _, without, _ = _measure(a[rest], b[rest])
+    if stands or spread > gate or without > 1.5 * gate:
         return ScaleFit(Estimate.unknown(SeamReason.SCALE_UNOBSERVABLE), agree)
     return ScaleFit(Estimate(scale, spread), agree)
+
+
+def _measure(a: Floats, b: Floats) -> tuple[float, float, Floats]:
+    """(scale, its relative standard deviation, squared travel that each frame stands for) of N >= 3 frames."""
+    scale, shift = _fit(a, b)
+    noise = float(np.sum((a - scale * b - shift) ** 2)) / (3 * len(a) - 4)
+    each: Floats = scale * np.sum(_centred(a) * _centred(b), axis=1)
+    travel = float(each.sum())
+    return scale, math.sqrt(noise / travel) if travel > 0 else math.inf, each
 
 
 def align_translation(left: PoseTrack, right: PoseTrack, rotation: Floats, scale: float) -> Shift:
@@ -204,7 +218,7 @@ def _consensus(a: Floats, b: Floats) -> Bools | None:
         # follows the 99 % point of the F distribution (3, dof) within 7 % for 8 dof and more. Without both,
         # a good overlap lost frames and the stated spread was 25 % too small.
         off = np.sum((b - b[fits].mean(axis=0)) ** 2, axis=1)
-        reach = 1 + 1 / m + off / max(float(off[fits].sum()), 1e-300)
+        reach = 1 + 1 / m + np.minimum(off / max(float(off[fits].sum()), 1e-300), MOST_REACH)
         before, fits = fits, errors <= _P99_CHI3 * variance * (1 + 8 / (3 * m - 4)) * reach + floor
         if np.array_equal(before, fits):
             break

@@ -155,7 +155,7 @@ class Tracker:
     def _cells(self) -> npt.NDArray[np.intp]:
         """Cell of every slot's point."""
         cell = (self._at / self._cell).astype(np.intp)
-        return cell[:, 1] * self._grid[1] + cell[:, 0]
+        return np.asarray(cell[:, 1] * self._grid[1] + cell[:, 0])
 
     def _thin(self) -> None:
         """Let go of points beyond two in a cell."""

@@ -32,7 +32,11 @@ class Look(StrEnum):
     SHEAR = "shear"
 
 
-OCCAM, NEAR = 0.0, 4.0
+OCCAM, NEAR = 0.05, 4.0
+"""A point explained by its nearness costs 0.05 more than one that lies where an infinitely far one would,
+within 4 times the noise (1 px): of two motions that explain the points alike, the one with more of a far
+background is likelier. At 0.05, no step of nav10 was left more than 2 degrees off (0.75 % without); at 0.25,
+5 % of nav08 were, for it then draws near walls to infinity."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Points:
 
 @dataclass(frozen=True)
 class Motion:
-    """Motion of M steps. warp: [M, 3], see the module; direction: [M, 3], unit vector of the camera's travel in
-    axes of the frame it arrives at (level axes for shear), zero where the camera only turns."""
+    """Motion of M steps. warp: [M, 3], see the module; direction: [M, 3], unit vector of the camera's travel
+    in axes of the frame it arrives at (level axes for shear), zero where the camera only turns."""
 
     warp: Floats
     direction: Floats
@@ -197,7 +201,9 @@ def normal_equations(
     w = np.where(points.known, 1 / (1 + q) ** 2, 0.0) / points.noise**2
     h = (j1 * w[..., None]).transpose(0, 2, 1) @ j1
     far = (res.along / (NEAR * points.noise)) ** 2
-    w2 = np.where(res.behind != 0, w, np.where(points.known, OCCAM / (NEAR * points.noise * (1 + far)) ** 2, 0.0))
+    w2 = np.where(
+        res.behind != 0, w, np.where(points.known, OCCAM / (NEAR * points.noise * (1 + far)) ** 2, 0.0)
+    )
     h[:, :3, :3] += (j2 * w2[..., None]).transpose(0, 2, 1) @ j2
     grad = ((w * res.across)[:, None, :] @ j1)[:, 0]
     grad[:, :3] += ((w2 * (res.behind + res.along))[:, None, :] @ j2)[:, 0]

@@ -31,7 +31,7 @@ class SourceConfig(BaseModel):
         return value if not value or "://" in value else str(Path(value).absolute())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """A recording in a source.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,14 @@ from scipy.spatial.transform import Rotation
 
 from pipeline.actions import ActionsConfig
 from pipeline.alignment import Alignment
+from pipeline.frames import frame_pass
 from pipeline.inputs import Inputs, read_inputs
 from pipeline.latent_turns import Chosen, agreement, choose
+from pipeline.pose.focal import find_turns, pool
 from pipeline.pose.given import Given
-from pipeline.pose.stage import PoseConfig
+from pipeline.pose.stage import PoseConfig, turns
+from pipeline.pose.tracks import Tracker
+from pipeline.pose.vo import solve, window_track
 from pipeline.rotation import Recording, calibrate, recording
 from pipeline.rotation_inputs import drive
 from pipeline.rotation_masks import Mark, marks
@@ -161,6 +166,23 @@ def test_rates_of_the_pack_come_out_of_noisy_yaw_and_incomplete_logs(footage: Pa
         "nonloop01_oneway_drop_e1m1",
     ]  # fmt: skip
     assert calibrate(reversed(clips)) == rates
+
+
+def test_rates_come_out_of_the_pictures_and_the_log_alone(footage: Path) -> None:
+    clip = "nav05_keys_deathmatch"
+    one, _ = from_pack(footage, clip, 0)
+    tracker = Tracker()
+    frame_pass(footage / f"{clip}.mp4", [tracker])
+    tracks = tracker.tracks()
+    camera = pool([find_turns(tracks)]).camera
+    assert camera is not None
+    poses = window_track(solve(tracks, camera), timeline.Span(0, len(tracks)))
+    rates = calibrate([replace(one, turned=turns(poses))])
+    onset, steady = only(rates, "TURN_LEFT", "fdoom_keys").levels
+    assert steady.value == pytest.approx(3.516 * 35, rel=0.02)
+    assert onset.value == pytest.approx(1.758 * 35, rel=0.02) and steady.from_s == pytest.approx(
+        5 / 35, abs=1e-4
+    )
 
 
 def test_turning_that_no_log_holds_is_masked_step_by_step_and_honest_steps_stay(footage: Path) -> None:
@@ -398,6 +420,9 @@ def test_too_few_steps_are_uncalibrated_without_a_value() -> None:
     noisy[10:60] = 1
     yaw = 0.2 * noisy + np.random.default_rng(1).normal(0, 0.3, 300)
     assert only(calibrate([made(by_keys(noisy), yaw, KEYS)]), "RIGHT").status is RateStatus.UNCALIBRATED
+    with np.errstate(all="raise"):  # a mouse that never turns the camera
+        still = only(calibrate([made({"dx": hand(300, 1), "dy": np.zeros(300)}, np.zeros(300), MOUSE)]), "dx")
+    assert still.status is RateStatus.UNCALIBRATED and still.value is None
     with pytest.raises(ValueError, match="exactly when"):
         InputRate(value=0.0, status=RateStatus.UNCALIBRATED)
 
@@ -489,6 +514,20 @@ def test_latents_that_answer_to_something_else_come_from_poses_or_are_unknown() 
     assert chosen.turns.known[~dark].all()
     chosen, _ = turn_of(hidden, 30, None, rates)
     assert not chosen.turns.known.any() and set(chosen.turns.reasons) == {"input_not_logged"}
+
+
+def test_an_axis_that_a_game_does_not_have_is_zero_whatever_the_log_lacks() -> None:
+    one = made(by_keys(held(300, 1)), np.zeros(300), KEYS)
+    part = one.inputs.part.model_copy(update={"complete": False, "absent": (Action.PITCH,)})
+    inputs = Inputs(part, one.inputs.values, one.inputs.alignment)
+    frames = table(300, 30)
+    ends = timeline.latent_ends(timeline.grid(frames.pts, frames.time_base).frames)
+    none = PoseTrack(
+        np.full((300, 3, 3), np.nan), np.full((300, 3), np.nan), np.zeros(300, bool), Scale.UNKNOWN, "none"
+    )
+    for track in (none, track_of(np.full(300, 0.1))):
+        chosen = choose(inputs, Action.PITCH, frames, ends, track, {})
+        assert chosen.from_log.all() and not chosen.turns.degrees.any()
 
 
 def test_engine_poses_win_over_a_log_and_a_log_fills_what_they_lack() -> None:
