@@ -1,6 +1,6 @@
 """How near the rotation rates of the footage pack come to `games.json`, and whose turns are better.
 
-    python -m benchmarks.rotation [--cache FOLDER] [--truth] [--footage ../shared/data/footage]
+    python -m benchmarks.rotation [--cache FOLDER] [--truth] [clip ...]
 
 From visual odometry and logs alone, with the focal length calibrated from the pictures; FOLDER keeps the
 tracks, to solve again without decoding. --truth: without odometry, the truth with its errors instead (0.05
@@ -28,8 +28,7 @@ from benchmarks.vo import track
 from pipeline.inputs import read_inputs
 from pipeline.latent_turns import agreement, choose
 from pipeline.pose.focal import find_turns, pool
-from pipeline.pose.stage import turns
-from pipeline.pose.vo import solve, window_track
+from pipeline.pose.vo import solve
 from pipeline.rotation import Recording, calibrate
 from pipeline.sources.keymap import Action, parse
 from pipeline.store import Store
@@ -37,7 +36,6 @@ from schemas import timeline
 from schemas.action import RotationRates
 from schemas.clip import FrameTable
 from schemas.pose import PoseTrack, Scale
-from schemas.timeline import Span
 
 KEY_MAP = Path(__file__).parents[1] / "tests/footage.yaml"
 CLIPS = (
@@ -55,22 +53,18 @@ def table_of(rows: int, fps: Fraction) -> FrameTable:
     return FrameTable(1 / (fps * 512), index * 512, index, index.astype(np.uint64), ~none, none)
 
 
-def degraded(truth: np.ndarray, rng: np.random.Generator) -> PoseTrack:
-    """The truth's yaw with the errors of visual odometry, as a track."""
+def degraded(truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """[F, 2] degrees a step: the truth's yaw with the errors of visual odometry, pitch not known."""
     f = len(truth)
     yaw = truth * np.where(rng.random(f) < 0.2, 1.03, 1.0) + rng.normal(0, 0.05, f)
     yaw += np.where(rng.random(f) < 0.02, rng.normal(0, 8.0, f), 0.0)
-    heading = np.concatenate(([0.0], np.cumsum(yaw[:-1])))
-    rotation = Rotation.from_euler("y", heading[:, None], degrees=True).as_matrix()
-    valid = np.concatenate(([True], rng.random(f - 1) > 0.05))
-    rotation[~valid] = np.nan
-    place = np.where(valid[:, None], np.zeros((f, 3)), np.nan)
-    return PoseTrack(rotation, place, valid, Scale.UNKNOWN, "vo", up=(0.0, -1.0, 0.0))
+    yaw[rng.random(f) < 0.05] = np.nan
+    return np.stack([yaw, np.full(f, np.nan)], axis=1)
 
 
-def tracks_by_odometry(footage: Path, games: dict[str, str], cache: Path | None) -> dict[str, PoseTrack]:
-    """Poses of every clip, one camera a game and shape of picture."""
-    followed = {clip: track(footage / f"{clip}.mp4", cache)[0] for clip in CLIPS}
+def by_odometry(footage: Path, games: dict[str, str], cache: Path | None) -> dict[str, np.ndarray]:
+    """[F, 2] degrees a step of every clip, with one camera a game and shape of picture."""
+    followed = {clip: track(footage / f"{clip}.mp4", cache)[0] for clip in games}
     alike: dict[tuple[str, float], list[str]] = defaultdict(list)
     for clip, tracks in followed.items():
         alike[games[clip], tracks.width / tracks.height].append(clip)
@@ -82,8 +76,21 @@ def tracks_by_odometry(footage: Path, games: dict[str, str], cache: Path | None)
         print(f"{game}: {camera} from {len(clips)} clips", flush=True)
         for clip in clips:
             steps = solve(followed[clip], camera)
-            out[clip] = window_track(steps, Span(0, len(followed[clip])))
+            out[clip] = np.full((len(followed[clip]), 2), np.nan)
+            known = np.flatnonzero(steps.valid)
+            out[clip][known] = np.stack([steps.yaw_deg, steps.pitch_deg], axis=1)[known]
     return out
+
+
+def placed(turned: np.ndarray) -> PoseTrack:
+    """Poses whose yaw turns by these steps; the frame after an unknown step is unknown, and counts as 0."""
+    known = np.isfinite(turned[:-1, 0])
+    heading = np.concatenate(([0.0], np.cumsum(np.where(known, turned[:-1, 0], 0.0))))
+    rotation = Rotation.from_euler("y", heading[:, None], degrees=True).as_matrix()
+    valid = np.concatenate(([True], known))
+    rotation[~valid] = np.nan
+    place = np.where(valid[:, None], np.zeros((len(turned), 3)), np.nan)
+    return PoseTrack(rotation, place, valid, Scale.UNKNOWN, "vo", up=(0.0, -1.0, 0.0))
 
 
 def true_values(game: dict[str, float], unit: str) -> tuple[float, float]:
@@ -153,27 +160,28 @@ def main() -> None:
     parser.add_argument("--truth", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--footage", type=Path, default=Path(__file__).parents[2] / "shared/data/footage")
+    parser.add_argument("clips", nargs="*", default=CLIPS)
     args = parser.parse_args()
     cv2.setNumThreads(1)
     if args.cache:
         args.cache.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(args.seed)
     games = json.loads((args.footage / "games.json").read_text())
-    about = {c: json.loads((args.footage / f"{c}.truth.json").read_text()) for c in CLIPS}
     key_map = parse(KEY_MAP.read_text(), KEY_MAP.name)
-    entries = {c: key_map.match(f"{c}.mp4") for c in CLIPS}
-    truth = {c: pd.read_csv(args.footage / f"{c}.truth.csv").d_yaw_right_deg.to_numpy() for c in CLIPS}
+    entries = {c: key_map.match(f"{c}.mp4") for c in args.clips}
+    truth = {c: pd.read_csv(args.footage / f"{c}.truth.csv").d_yaw_right_deg.to_numpy() for c in args.clips}
     if args.truth:
-        poses = {c: degraded(truth[c], rng) for c in CLIPS}
+        turned = {c: degraded(truth[c], rng) for c in args.clips}
     else:
-        poses = tracks_by_odometry(args.footage, {c: e.game for c, e in entries.items()}, args.cache)
+        turned = by_odometry(args.footage, {c: e.game for c, e in entries.items()}, args.cache)
     made = {}
-    for clip in CLIPS:
-        frames = table_of(len(truth[clip]), Fraction(about[clip]["fps"]))
-        entry = entries[clip]
+    for clip, entry in entries.items():
+        turned[clip][-1] = np.nan
+        about = json.loads((args.footage / f"{clip}.truth.json").read_text())
+        frames = table_of(len(truth[clip]), Fraction(about["fps"]))
         inputs = read_inputs(Store(str(args.footage)), f"{clip}.truth.csv", entry.log, frames)
-        one = Recording(clip, entry.game, inputs, frames.seconds, turns(poses[clip]), frames.repeat)
-        made[clip] = (one, poses[clip], frames)
+        one = Recording(clip, entry.game, inputs, frames.seconds, turned[clip], frames.repeat)
+        made[clip] = (one, placed(turned[clip]), frames)
     start = time.process_time()
     rates = calibrate(one for one, _, _ in made.values())
     spent = time.process_time() - start
