@@ -29,7 +29,7 @@ from jobs.config import CurateConfig
 from jobs.curate import Curator
 from jobs.progress import Progress
 from jobs.runner import InProcess
-from jobs.stages import STAGES, flow
+from jobs.stages import STAGES, Statistics, flow
 from pipeline.catalogue import DESCRIPTION, Catalogue
 from pipeline.ledger import SCHEMA, Ledger
 from pipeline.scan import ScanCache, cache_keys
@@ -50,7 +50,13 @@ def curator(corpus: Store) -> Curator:
     config = CurateConfig()
     progress = Progress(STAGES, json_logs=True)
     return Curator(
-        corpus, config, SOURCE, flow(config, corpus), Shards(config.shards, corpus), InProcess(), progress
+        corpus,
+        config,
+        SOURCE,
+        flow(config, corpus, Statistics.newest(corpus)),
+        Shards(config.shards, corpus),
+        InProcess(),
+        progress,
     )
 
 

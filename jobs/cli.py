@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -94,34 +94,56 @@ def record(
         out.print(summary.line(), soft_wrap=True)
 
 
+SourceArg = Annotated[str, typer.Argument(metavar="SOURCE", help="KIND:PATH_OR_URL; kinds: folder, gameplay")]
+OutOpt = Annotated[str, typer.Option("--out", metavar="CORPUS", help="folder or URL of the corpus")]
+AddressOpt = Annotated[
+    str | None, typer.Option(help="a running Ray cluster; a local one is started if not given")
+]
+JsonOpt = Annotated[bool, typer.Option("--json-logs", help="progress as JSON lines on stderr")]
+
+
 @app.command(rich_help_panel=MAKE)
 def curate(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="KIND:PATH_OR_URL; kinds: folder, gameplay")
-    ],
-    corpus: Annotated[str, typer.Option("--out", metavar="CORPUS", help="folder or URL of the corpus")],
+    source: SourceArg,
+    corpus: OutOpt,
     config: ConfigOpt = None,
     only: Annotated[
         str | None, typer.Option(help="run this stage (and what it needs), nothing after it")
     ] = None,
     anew: Annotated[str | None, typer.Option("--from", help="make this stage and all after it again")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="a running Ray cluster; a local one is started if not given")
-    ] = None,
+    address: AddressOpt = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try failed clips again")] = False,
-    json_logs: Annotated[bool, typer.Option("--json-logs", help="progress as JSON lines on stderr")] = False,
+    json_logs: JsonOpt = False,
 ) -> None:
     """Bring every clip of a source to verified shards. Run it again to go on, or to add what is new."""
+    _curate(source, corpus, config, address, json_logs, only=only, anew=anew, retry_failed=retry_failed)
+
+
+@app.command(rich_help_panel=MAKE)
+def recalibrate(
+    source: SourceArg,
+    corpus: OutOpt,
+    config: ConfigOpt = None,
+    address: AddressOpt = None,
+    json_logs: JsonOpt = False,
+) -> None:
+    """Measure cameras and rotation rates of every game again, as new versions, and remake what uses them."""
+    _curate(source, corpus, config, address, json_logs, recalibrate=True)
+
+
+def _curate(
+    source: str, corpus: str, config: Path | None, address: str | None, json_logs: bool, **how: Any
+) -> None:
     from jobs.config import load
     from jobs.corpus_run import run_curate
 
-    outcome = run_curate(source, corpus, load(config), only, anew, address, retry_failed, json_logs, err)
+    outcome = run_curate(
+        source, corpus, load(config), address=address, json_logs=json_logs, console=err, **how
+    )
     for note in outcome.notes:
-        err.print(f"note: {note}", markup=False)
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     if outcome.ignored:
-        passed = ", ".join(
-            f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(outcome.ignored.items())
-        )
+        passed = ", ".join(f"{n} {kind or 'without suffix'}" for kind, n in sorted(outcome.ignored.items()))
         err.print(f"passed over in the source: {passed}", markup=False)
     status(corpus, config)
     problems = [f"shards of {line}" for line in outcome.shard_failures]

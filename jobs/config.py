@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.actions import ActionsConfig
 from pipeline.gates import GatesConfig
 from pipeline.ingest import IngestConfig
+from pipeline.observe import ObserveConfig
 from pipeline.pose.stage import PoseConfig
 from pipeline.shards.write import ShardConfig
 from pipeline.sources import SourceConfig
@@ -47,6 +48,7 @@ class CurateConfig(BaseModel):
     source: SourceConfig = Field(default=SourceConfig(), description="what to read of a source")
     ingest: IngestConfig = Field(default=IngestConfig(), description="strict decode and working copies")
     gates: GatesConfig = Field(default=GatesConfig(), description="what is rejected before any dear stage")
+    observe: ObserveConfig = Field(default=ObserveConfig(), description="the pass that analyses pictures")
     pose: PoseConfig = Field(default=PoseConfig(), description="camera poses")
     actions: ActionsConfig = Field(default=ActionsConfig(), description="inputs and the action rows")
     shards: ShardConfig = Field(default=ShardConfig(), description="tars and index")

@@ -27,8 +27,8 @@ from pipeline.sources.gameplay import entry_of
 from pipeline.sources.sidecar import SidecarError
 from pipeline.stage import Fact, Result, Unit
 from schemas import SCHEMA_VERSION, timeline
-from schemas.action import PITCH, YAW, LatentActions, RotationRates, Witness
-from schemas.clip import FrameTable
+from schemas.action import PITCH, YAW, InputRate, LatentActions, RotationRates, Witness
+from schemas.clip import Clip, FrameTable
 from schemas.pose import PoseTrack
 from schemas.quality import Reason, Verdict, because
 
@@ -41,14 +41,14 @@ class ActionsConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     rates: RotationRates = Field(
-        default=RotationRates(), description="calibrated rates, by value: a frozen record"
+        default=RotationRates(), description="rates that you know; they go before calibrated ones"
     )
 
 
 class Actions:
     """Stage: actions.npz (see `read_actions`), and inputs.parquet, one row a frame of the media file.
 
-    source: where the key map is, as in `Pose`.
+    source: where the key map is, as in `Pose`. calibrated: frozen record, by value.
     """
 
     name: ClassVar[str] = "actions"
@@ -56,10 +56,16 @@ class Actions:
     needs: ClassVar[tuple[str, ...]] = ("ingest", "pose")
     reads: ClassVar[tuple[str, ...]] = ("game", "perspective", "log")
 
-    def __init__(self, config: ActionsConfig, source: SourceConfig) -> None:
-        self.config: BaseModel = config
-        self._rates = config.rates
+    def __init__(self, config: ActionsConfig, source: SourceConfig, calibrated: RotationRates) -> None:
+        self.config: ActionsConfig = config
+        self._calibrated = calibrated
         self._source = source
+
+    def frozen(self, clip: Clip) -> object:
+        return self._calibrated.rates.get(clip.game, {})
+
+    def _rates(self, game: str) -> dict[str, InputRate]:
+        return self._calibrated.rates.get(game, {}) | self.config.rates.rates.get(game, {})
 
     def run(self, unit: Unit, scratch: Path) -> Result:
         table, track = read_frames(unit), read_poses(unit)
@@ -73,7 +79,7 @@ class Actions:
         if inputs is not None and not inputs.alignment.known.any():
             detail = f"no row of the log meets a frame ({inputs.alignment.rows} rows, {len(table)} frames)"
             return Result(Verdict.rejected(because(Reason.LOG_MISMATCH, detail)))
-        rates = self._rates.rates.get(unit.clip.game, {})
+        rates = self._rates(unit.clip.game)
         actions, turned = latent_actions(table, grid, track, inputs, unit.clip.perspective, rates)
         write_actions(scratch / ACTIONS, actions, grid)
         pq.write_table(_inputs_table(len(table), inputs), scratch / INPUTS, compression="zstd")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.store import Store
@@ -92,6 +93,14 @@ class Catalogue:
         paths = sorted({_path(int(name[1:5])) for name in self.parts})
         tables = [pq.read_table(io.BytesIO(self.corpus.read(p)), columns=columns) for p in paths]
         return pa.concat_tables(tables) if tables else SCHEMA.empty_table().select(columns or SCHEMA.names)
+
+    def games(self, having: str = "", without: str = "") -> set[str]:
+        """Games with clips that have one kind of sidecar, or lack it; clips of no game do not count."""
+        sidecar = having or without
+        table = self.table(["game", sidecar])
+        there = pc.is_valid(table.column(sidecar))
+        chosen = table.filter(there if having else pc.invert(there))
+        return set(chosen.column("game").to_pylist()) - {""}
 
     def update(self, found: pa.Table, partition_size: int, val_share: float) -> Catalogue:
         """Bring the descriptions of known clips to what the source says now, and publish clips that are new

@@ -11,6 +11,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.stage import Result, Unit
+from schemas.clip import Clip
 from schemas.quality import Reason, Verdict, because
 from schemas.timeline import GRID_RATE, WINDOW
 
@@ -46,6 +47,9 @@ class Gates:
 
     def __init__(self, config: GatesConfig) -> None:
         self.config: GatesConfig = config
+
+    def frozen(self, clip: Clip) -> object:
+        return None
 
     def run(self, unit: Unit, scratch: Path) -> Result:
         """No outputs. Rejects with every reason that applies."""

@@ -27,7 +27,7 @@ from pipeline.picture import FULL_RANGE
 from pipeline.stage import Fact, Result, Unit
 from pipeline.store import sha256_file
 from pipeline.timing import Timing, plan
-from schemas.clip import FrameTable
+from schemas.clip import Clip, FrameTable
 from schemas.quality import Reason, Verdict, because
 from schemas.timeline import windows
 
@@ -75,6 +75,9 @@ class Ingest:
 
     def __init__(self, config: IngestConfig) -> None:
         self.config: IngestConfig = config
+
+    def frozen(self, clip: Clip) -> object:
+        return None
 
     def run(self, unit: Unit, scratch: Path) -> Result:
         """Outputs frames.parquet, report.json and, where the source is not clean, media.mp4."""

@@ -25,7 +25,7 @@ from pipeline.rotation_masks import STILL_DEG
 from pipeline.sources.keymap import Action, InputUnit
 from schemas.action import InputRate, runs
 from schemas.clip import FrameTable
-from schemas.pose import PoseTrack, turn
+from schemas.pose import PoseTrack, turn_between
 from schemas.quality import Unknown
 
 Floats = npt.NDArray[np.float64]
@@ -139,7 +139,7 @@ def _sum_log(steps: Floats, reason: npt.NDArray[np.object_], ends: Ints) -> Turn
 def _from_poses(track: PoseTrack, ends: Ints, axis: int) -> Turns:
     """Turn between the poses of consecutive latent ends. More than half a round is told from the short way by
     the sum of the steps between."""
-    out = turn(track.rotation[ends[:-1]], track.rotation[ends[1:]], track.up)
+    out = turn_between(track, ends[:-1], ends[1:])
     if axis == 0:
         steps = turns(track)[:, 0]
         summed = np.array([steps[a:b].sum() for a, b in pairwise(ends)])

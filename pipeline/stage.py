@@ -96,6 +96,9 @@ class Stage(Protocol):
     @property
     def config(self) -> BaseModel: ...
 
+    def frozen(self, clip: Clip) -> object:
+        """What the stage reads of the corpus's frozen statistics for a clip; None when it reads none."""
+
     def run(self, unit: Unit, scratch: Path) -> Result: ...
 
 
@@ -116,8 +119,11 @@ def config_digest(stage: Stage) -> str:
 
 
 def inputs_of(stage: Stage, clip: Clip, receipts: Mapping[str, Receipt]) -> str:
-    """What a unit reads: digests of its `reads` fields and the contents of its `needs`, joined by "+"."""
+    """What a unit reads, joined by "+": digests of its `reads` fields and of its share of the frozen
+    statistics, and the contents of its `needs`."""
     own = [read_digest(clip, name) for name in stage.reads]
+    frozen = stage.frozen(clip)
+    own += [digest(frozen)] if frozen is not None else []
     return "+".join(own + [receipts[need].content for need in stage.needs])
 
 

@@ -11,15 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.actions import read_actions
+from pipeline.calibration import CAMERA, ROTATION
 from pipeline.catalogue import Catalogue, to_clips
 from pipeline.corpus import CorpusError
 from pipeline.ledger import Ledger
 from pipeline.media import read_frames
 from pipeline.pose.stage import read_poses, turns
+from pipeline.pose.windows import read_windows
 from pipeline.shards.inventory import index_path
 from pipeline.stage import Receipt, Unit
+from pipeline.statistics import newest, versions
 from pipeline.store import Store
-from schemas.action import AXES
+from schemas.action import AXES, RotationRates
+from schemas.camera import Cameras
 from schemas.clip import Clip
 from schemas.quality import Status
 from schemas.sample import FAMILIES
@@ -39,6 +43,9 @@ def batches(corpus: Store, name: str, clip_id: str = "") -> Iterator[pa.RecordBa
         for unit in units(corpus, clip_id):
             if unit.receipts.get(stage) and unit.receipts[stage].status is Status.OK:
                 yield pa.RecordBatch.from_pydict(make(unit), schema=schema)
+        return
+    if name in _PER_CORPUS:
+        yield pa.RecordBatch.from_pylist(_PER_CORPUS[name](corpus), schema=schema)
         return
     catalogue = Catalogue.load(corpus)
     for partition in catalogue.parts:
@@ -111,10 +118,16 @@ def _clip(partition: str, clip: Clip, split: str, receipts: dict[str, Receipt]) 
         **{k: facts.get(k) for k in ("frames", "fps", "width", "height", "duration_s", "working_copy")},
         "latents": latents,
         "why_copied": facts.get("why", ""),
+        "loop": _loop(receipts),
         "bytes": clip.bytes,
         "licence": clip.licence,
         "partition": partition,
     }
+
+
+def _loop(receipts: dict[str, Receipt]) -> str:
+    facts = receipts["observe"].facts if "observe" in receipts else {}
+    return f"{facts['loop_start']}-{facts['loop_end']}" if facts.get("loop_closed") else ""
 
 
 def _failures(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
@@ -183,6 +196,59 @@ def _poses(unit: Unit) -> Columns:
     }
 
 
+def _joins(name: str) -> Callable[[Unit], Columns]:
+    def columns(unit: Unit) -> Columns:
+        rows = read_windows(unit)[name]
+        made: Columns = {"clip_id": [unit.clip.clip_id] * len(rows)}
+        for column in TABLES[name].names[1:]:
+            values = [row[column] for row in rows]
+            made[column] = ["|".join(v) for v in values] if column == "reasons" else values
+        return made
+
+    return columns
+
+
+def _rotation(corpus: Store) -> list[Row]:
+    held = versions(corpus, ROTATION)
+    record = newest(corpus, ROTATION, RotationRates) or RotationRates()
+    rows = []
+    for game, inputs in sorted(record.rates.items()):
+        for name, rate in sorted(inputs.items()):
+            first = rate.ramp[0] if len(rate.ramp) > 1 else None
+            rows.append(
+                {
+                    "game": game,
+                    "input": name,
+                    **rate.model_dump(include={"axis", "value", "n", "mad", "spread"}),
+                    "unit": str(rate.unit or ""),
+                    "onset": first and first.value,
+                    "onset_n": first and first.n,
+                    "onset_mad": first and first.mad,
+                    "ramp_s": rate.ramp[-1].from_s if first else None,
+                    "recordings": len(rate.recordings),
+                    "status": str(rate.status),
+                    "version": held[-1],
+                }
+            )
+    return rows
+
+
+def _cameras(corpus: Store) -> list[Row]:
+    held = versions(corpus, CAMERA)
+    record = newest(corpus, CAMERA, Cameras) or Cameras()
+    return [
+        {
+            "game": game,
+            "shape": shape,
+            **camera.model_dump(exclude={"clips"}),
+            "clips": len(camera.clips),
+            "version": held[-1],
+        }
+        for game, shapes in sorted(record.games.items())
+        for shape, camera in sorted(shapes.items())
+    ]
+
+
 def _actions(unit: Unit) -> Columns:
     actions, grid = read_actions(unit)
     count = len(actions.rows)
@@ -210,8 +276,11 @@ _PER_PARTITION: dict[str, Callable[[Store, str, list[tuple[Clip, str]]], list[Ro
     "failures": _failures,
     "samples": _samples,
 }
+_PER_CORPUS: dict[str, Callable[[Store], list[Row]]] = {"rotation": _rotation, "cameras": _cameras}
 _PER_CLIP: dict[str, tuple[str, Callable[[Unit], Columns]]] = {
     "frames": ("ingest", _frames),
     "poses": ("pose", _poses),
+    "windows": ("pose", _joins("windows")),
+    "seams": ("pose", _joins("seams")),
     "actions": ("actions", _actions),
 }

@@ -42,6 +42,7 @@ class PoseTrack:
         arbitrary unit for the whole track.
     valid: bool [F]; rows that are not valid hold NaN and are never interpolated.
     up: unit vector of gravity-up in world axes, or None when it is not known.
+    world: int64 [F], poses compare only inside one world; None when the whole track is one.
     estimator: name and version of what made the track.
     """
 
@@ -51,9 +52,12 @@ class PoseTrack:
     scale: Scale
     estimator: str
     up: Vec3 | None = None
+    world: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.valid)
+        if self.world is not None and self.world.shape != (n,):
+            raise ValueError(f"a track of {n} frames needs one world a frame, got {self.world.shape}")
         if self.rotation.shape != (n, 3, 3) or self.translation.shape != (n, 3):
             raise ValueError(f"a track of {n} frames needs rotation [{n},3,3] and translation [{n},3]")
         r, v = self.rotation[self.valid], self.translation[self.valid]
@@ -99,4 +103,15 @@ def turn(
     right = a[:, :, 0]
     out[known, 0] = np.degrees(yaw)
     out[known, 1] = np.degrees(np.einsum("ni,ni->n", rest.as_rotvec(), right))
+    return out
+
+
+def turn_between(
+    track: PoseTrack, start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """(yaw right, pitch up) in degrees from frames `start` to frames `stop` of a track, float64 [N, 2]; NaN
+    where either pose is missing or they lie in different worlds. See `turn`."""
+    out = turn(track.rotation[start], track.rotation[stop], track.up)
+    if track.world is not None:
+        out[track.world[start] != track.world[stop]] = np.nan
     return out

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.stage import Unit
-from schemas.clip import Clip, FrameTable
+from schemas.clip import FrameTable
 from schemas.pose import PoseTrack
+from schemas.stitch import Seam, WindowRow
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """The track of a clip; of an estimator that works by windows, also these and how they were joined."""
+
+    track: PoseTrack
+    windows: tuple[WindowRow, ...] = ()
+    seams: tuple[Seam, ...] = ()
 
 
 class Estimator(Protocol):
@@ -15,6 +26,6 @@ class Estimator(Protocol):
     @property
     def name(self) -> str: ...
 
-    def applies(self, clip: Clip) -> bool: ...
+    def applies(self, unit: Unit) -> bool: ...
 
-    def estimate(self, unit: Unit, table: FrameTable) -> PoseTrack: ...
+    def estimate(self, unit: Unit, table: FrameTable) -> Estimated: ...

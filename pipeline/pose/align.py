@@ -29,8 +29,8 @@ at the first and, once open, closes at the second. Ten frames have 0.16 at a ste
 0.016 at 10. Both are multiplied by sqrt(1 - 3 / votes), since few frames fit anything: 0.10 and 0.15 for ten
 votes, 0.06 and 0.09 for four. Of 40,000 overlaps of pure noise 4 pass the wider one."""
 LOUDEST = 1.5
-"""Without the frame that speaks loudest the scale must still pass so many times the gate. Of 300 overlaps that
-stand but for one frame, 10 noises off in both windows, 177 were given a scale before, none since."""
+"""Without the frame that speaks loudest the scale must still pass so many times the gate. Of 300 overlaps
+that stand but for one frame, 10 noises off in both windows, 177 were given a scale before, none since."""
 STILL = 0.05
 """Share of a window's brisk step under which the overlap counts as standing: both windows see the same
 pictures, so what is read as motion in a turn on the spot may agree between them (P1)."""

@@ -11,13 +11,14 @@ import numpy.typing as npt
 from scipy.spatial.transform import Rotation
 
 from pipeline.alignment import align
+from pipeline.pose import Estimated
 from pipeline.sources import SourceConfig
 from pipeline.sources.gameplay import entry_of
 from pipeline.sources.keymap import PosePart, QuaternionMeaning
 from pipeline.sources.sidecar import Columns, SidecarError, read_columns
 from pipeline.stage import Unit
 from pipeline.store import Store
-from schemas.clip import Clip, FrameTable
+from schemas.clip import FrameTable
 from schemas.pose import PoseTrack, Scale, Vec3
 
 Floats = npt.NDArray[np.float64]
@@ -37,16 +38,16 @@ class Given:
     def __init__(self, source: SourceConfig) -> None:
         self._source = source
 
-    def applies(self, clip: Clip) -> bool:
-        return clip.poses is not None
+    def applies(self, unit: Unit) -> bool:
+        return unit.clip.poses is not None
 
-    def estimate(self, unit: Unit, table: FrameTable) -> PoseTrack:
+    def estimate(self, unit: Unit, table: FrameTable) -> Estimated:
         """Raises SidecarError when the log cannot be read."""
         clip = unit.clip
         entry = entry_of(unit, self._source)
         if clip.poses is None or entry.poses is None:
             raise SidecarError(f"{clip.source_path} has no pose log in its key map")
-        return read_track(unit.source, clip.poses.path, entry.poses, table)
+        return Estimated(read_track(unit.source, clip.poses.path, entry.poses, table))
 
 
 def read_track(source: Store, path: str, part: PosePart, table: FrameTable) -> PoseTrack:

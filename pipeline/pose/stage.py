@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -13,17 +14,21 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.media import read_frames
-from pipeline.pose import Estimator
+from pipeline.pose import Estimated, Estimator
 from pipeline.pose.given import Given
+from pipeline.pose.odometry import Odometry
+from pipeline.pose.windows import as_json, plain_windows
 from pipeline.sources import SourceConfig
 from pipeline.sources.sidecar import SidecarError
 from pipeline.stage import Fact, Result, Unit
 from schemas import SCHEMA_VERSION
+from schemas.camera import Cameras
 from schemas.clip import Clip, FrameTable
-from schemas.pose import PoseTrack, Scale, turn
+from schemas.pose import PoseTrack, Scale, turn_between
 from schemas.quality import Reason, Unknown, Verdict, because
 
 POSES = "poses.parquet"
+WINDOWS = "windows.json"
 AMBIGUOUS_DEG = 90.0
 """A turn of more than this between two frames may be half of something else (spec/faults.md P8)."""
 
@@ -35,8 +40,8 @@ class PoseConfig(BaseModel):
     """Settings of the pose stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    estimators: tuple[Literal["given", "none"], ...] = Field(
-        default=("given", "none"), min_length=1, description="in order; the first that applies is used"
+    estimators: tuple[Literal["given", "vo", "none"], ...] = Field(
+        default=("given", "vo", "none"), min_length=1, description="in order; the first that applies is used"
     )
 
 
@@ -45,57 +50,68 @@ class Nothing:
 
     name = "none"
 
-    def applies(self, clip: Clip) -> bool:
+    def applies(self, unit: Unit) -> bool:
         return True
 
-    def estimate(self, unit: Unit, table: FrameTable) -> PoseTrack:
+    def estimate(self, unit: Unit, table: FrameTable) -> Estimated:
         f = len(table)
-        return PoseTrack(
-            np.full((f, 3, 3), np.nan), np.full((f, 3), np.nan), np.zeros(f, bool), Scale.UNKNOWN, self.name
-        )
+        nan = np.full((f, 3, 3), np.nan)
+        return Estimated(PoseTrack(nan, nan[:, 0], np.zeros(f, bool), Scale.UNKNOWN, self.name))
 
 
 class Pose:
-    """Stage: poses.parquet, one row a frame of the media file.
+    """Stage: poses.parquet, one row a frame of the media file; windows.json, the windows and the seams
+    between them (for an estimator that needs none, the windows alone).
 
     source: where the key map is, which says how pose logs are read. It is no part of the config: the digest
-    of a clip's sidecar covers what the key map says of it.
+    of a clip's sidecar covers what the key map says of it. cameras: frozen record, by value.
     """
 
     name: ClassVar[str] = "pose"
-    version: ClassVar[int] = 1
-    needs: ClassVar[tuple[str, ...]] = ("ingest", "gates")
+    version: ClassVar[int] = 2
+    needs: ClassVar[tuple[str, ...]] = ("ingest", "gates", "observe")
     reads: ClassVar[tuple[str, ...]] = ("poses",)
 
-    def __init__(self, config: PoseConfig, source: SourceConfig) -> None:
+    def __init__(self, config: PoseConfig, source: SourceConfig, cameras: Cameras) -> None:
         self.config: BaseModel = config
-        known: dict[str, Estimator] = {"given": Given(source), "none": Nothing()}
+        odometry = Odometry(cameras)
+        known: dict[str, Estimator] = {"given": Given(source), "vo": odometry, "none": Nothing()}
         self._estimators = tuple(known[name] for name in config.estimators)
+        self._cameras = odometry.frozen
+
+    def frozen(self, clip: Clip) -> object:
+        return self._cameras(clip) if clip.poses is None else None
 
     def run(self, unit: Unit, scratch: Path) -> Result:
         table = read_frames(unit)
-        estimator = next((e for e in self._estimators if e.applies(unit.clip)), Nothing())
+        estimator = next((e for e in self._estimators if e.applies(unit)), Nothing())
         try:
-            track = estimator.estimate(unit, table)
+            found = estimator.estimate(unit, table)
         except SidecarError as error:
             return Result(Verdict.failed(because(Reason.BAD_SIDECAR, str(error))))
+        track = found.track
         steps = turns(track)
-        path = scratch / POSES
-        pq.write_table(to_table(track, steps), path, compression="zstd")
+        pq.write_table(to_table(track, steps), scratch / POSES, compression="zstd")
+        rows = found.windows or plain_windows(track)
+        (scratch / WINDOWS).write_text(json.dumps(as_json(rows, found.seams), sort_keys=True))
         facts: dict[str, Fact] = {
             "estimator": track.estimator,
             "valid_share": round(float(track.valid.mean()), 6),
             "scale": str(track.scale),
             "ambiguous_steps": int(np.count_nonzero(np.abs(steps) > AMBIGUOUS_DEG)),
+            "windows": len(rows),
+            "seams": len(found.seams),
+            "worlds": len(np.unique(track.world[track.valid])) if track.world is not None else 1,
         }
-        return Result(Verdict.ok(), {POSES: path}, facts)
+        return Result(Verdict.ok(), {name: scratch / name for name in (POSES, WINDOWS)}, facts)
 
 
 def turns(track: PoseTrack) -> npt.NDArray[np.float64]:
     """(yaw right, pitch up) in degrees from each frame to the next, float64 [F, 2]; their sum is the total
     turn. NaN where a pose is missing, and in the last row."""
     steps = np.full((len(track), 2), np.nan)
-    steps[:-1] = turn(track.rotation[:-1], track.rotation[1:], track.up)
+    frames = np.arange(len(track))
+    steps[:-1] = turn_between(track, frames[:-1], frames[1:])
     return steps
 
 
@@ -109,6 +125,7 @@ def to_table(track: PoseTrack, steps: npt.NDArray[np.float64]) -> pa.Table:
     flat = track.rotation.reshape(-1, 9)
     columns |= {name: flat[:, i] for i, name in enumerate(_ROTATION)}
     columns |= {name: track.translation[:, i] for i, name in enumerate(_TRANSLATION)}
+    columns["world"] = track.world if track.world is not None else np.where(track.valid, 0, -1)
     columns |= {"yaw_deg": steps[:, 0], "pitch_deg": steps[:, 1]}
     up = "" if track.up is None else " ".join(f"{v:.17g}" for v in track.up)
     about = {
@@ -134,4 +151,5 @@ def read_poses(unit: Unit) -> PoseTrack:
         scale=Scale(about["scale"]),
         estimator=about["estimator"],
         up=(up[0], up[1], up[2]) if up else None,
+        world=table["world"].to_numpy(),
     )

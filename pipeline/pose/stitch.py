@@ -228,6 +228,7 @@ def _track(windows: Sequence[WindowTrack], places: Sequence[_Place], owner: Ints
         rotation=rotation,
         translation=translation,
         valid=owner >= 0,
+        world=_of_window(owner, [p.world for p in places]),
         scale=Scale.METRE if metres else Scale.UNKNOWN,
         estimator="+".join(dict.fromkeys(w.track.estimator for w in windows)),
         up=_up(windows, places),

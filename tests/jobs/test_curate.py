@@ -22,17 +22,15 @@ import s3fs
 from ray.util.state import list_tasks
 
 from jobs.config import CurateConfig, parse
-from jobs.corpus_run import ROTATION, run_curate
+from jobs.corpus_run import run_curate
 from jobs.curate import BudgetExceeded
 from jobs.runner import InProcess, RayPool
 from pipeline.corpus import CorpusError, open_corpus, sole_writer
 from pipeline.ledger import Ledger
 from pipeline.shards.verify import verify
-from pipeline.statistics import freeze
 from pipeline.status import corpus_status
 from pipeline.store import Store
 from pipeline.tables import batches
-from schemas.action import RotationRates
 from schemas.quality import Status
 
 SMALL = {
@@ -151,19 +149,6 @@ def test_a_changed_setting_runs_only_what_depends_on_it(clips: Path, tmp_path: P
     assert len(rows(corpus, "samples")) == 2 * list(found.values()).count("ok")
     run_curate(f"folder:{clips}", str(corpus), config(), pool=InProcess())
     assert {r["source_path"]: r["status"] for r in rows(corpus, "clips")} == SMALL
-
-
-def test_a_new_version_of_a_statistic_runs_only_the_stages_that_use_it(clips: Path, tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus"
-    run_curate(f"folder:{clips}", str(corpus), config(), pool=InProcess())
-    store = Store(str(corpus))
-    before = {s.path: s.version for s in store.list("work")} | published(corpus)
-    assert freeze(store, ROTATION, RotationRates(rates={"a_game": {"TURN": 61.5}})) == 1
-    run_curate(f"folder:{clips}", str(corpus), config(), pool=InProcess())
-    after = {s.path: s.version for s in store.list("work")} | published(corpus)
-    changed = {path.split("/")[1] for path in before if after[path] != before[path]}
-    assert changed == {"actions"}  # made again, and as no clip is of that game, every tar has its old bytes
-    assert verify(store) == []
 
 
 def test_two_files_with_the_same_bytes_are_one_clip(clips: Path, tmp_path: Path) -> None:

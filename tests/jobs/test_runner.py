@@ -15,7 +15,7 @@ import pytest
 from jobs.config import CurateConfig
 from jobs.package import PACKAGES, package_env
 from jobs.runner import InProcess, Lost, Pool, RayPool, RunnerError
-from jobs.stages import flow
+from jobs.stages import Statistics, flow
 from pipeline.store import Store
 
 
@@ -64,7 +64,8 @@ def test_no_more_tasks_than_the_limit_are_in_flight(ray_pool: RayPool) -> None:
 
 
 def test_the_stages_are_small_and_large_data_is_refused(ray_pool: RayPool, tmp_path: Path) -> None:
-    ray_pool.share(flow(CurateConfig(), Store(str(tmp_path))))
+    store = Store(str(tmp_path))
+    ray_pool.share(flow(CurateConfig(), store, Statistics.newest(store)))
     with pytest.raises(RunnerError, match="pass data by path"):
         ray_pool.share(list(range(100_000)))
 

@@ -66,10 +66,10 @@ def test_keys_of_a_game_whose_focal_length_was_never_told() -> None:
 
 
 def test_mouse_with_a_picture_that_slides_when_looking_up() -> None:
-    tracks = cut(tracked("nav01_mouse_map01"), 1000, 1300)
-    yaw, pitch = truth("nav01_mouse_map01", 1000, 1300)
+    tracks = cut(tracked("nav01_mouse_map01"), 200, 500)
+    yaw, pitch = truth("nav01_mouse_map01", 200, 500)
     steps = solve(tracks, DOOM)
-    holds(steps, yaw, valid=0.95, median=0.07, p95=0.6)
+    holds(steps, yaw, valid=0.95, median=0.07, p95=0.45)
     assert np.abs(pitch).max() > 0.5
     assert np.median(np.abs(steps.pitch_deg - pitch)[steps.valid]) < 0.06
     looks = steps.valid & (np.abs(pitch) > 0.3)
@@ -221,9 +221,9 @@ def test_a_window_keeps_the_project_convention() -> None:
 
 
 def test_a_window_of_a_sliding_picture_knows_up_and_looks_where_the_player_looks() -> None:
-    steps = solve(cut(tracked("nav01_mouse_map01"), 1000, 1150), DOOM)
+    steps = solve(cut(tracked("nav01_mouse_map01"), 200, 350), DOOM)
     track = window_track(steps, Span(0, 150))
-    yaw, pitch = truth("nav01_mouse_map01", 1000, 1150)
+    yaw, pitch = truth("nav01_mouse_map01", 200, 350)
     both = track.valid[1:] & track.valid[:-1]
     got = turn(track.rotation[:-1], track.rotation[1:], track.up)[both]
     assert np.median(np.abs(got[:, 0] - yaw[both])) < 0.07
