@@ -133,7 +133,7 @@ def run(corpus: Store, what: str, clips: int) -> None:
         rows = Catalogue.load(corpus).table(["source_path"]).column("source_path").to_pylist()
         found = tuple(Found(p, 40_000_000, "1700000000", "", Perspective.FIRST, "CC-BY-4.0") for p in rows)
         listing = Discovery(found, {})
-        keys = cache_keys(listing)
+        keys = cache_keys(SOURCE, listing)
         known = Catalogue.load(corpus).table()
         cache = ScanCache(
             corpus, known.drop_columns(["partition", "split"]).add_column(0, "key", pa.array(keys))

@@ -35,6 +35,7 @@ app = typer.Typer(
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 err = Console(stderr=True, highlight=False)
 
+INTERRUPTED = 130
 MAKE, SEE, SETTINGS = "Make a corpus", "Look at a corpus", "Settings"
 
 CorpusArg = Annotated[str, typer.Argument(metavar="CORPUS", help="folder or URL of a corpus")]
@@ -46,14 +47,25 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err.print(f"wp2: {error}", markup=False, soft_wrap=True)
+        _complain(str(error))
         sys.exit(1)
-    except KeyboardInterrupt:
-        err.print("wp2: stopped; the same command goes on from here")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # how typer answers Ctrl-C
+            _complain("stopped; the same command goes on from here")
+        raise
+    except KeyboardInterrupt:  # while modules load
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:  # `wp2 table ... | head`
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"{where}{error.strerror or error}")
+        sys.exit(1)
+
+
+def _complain(text: str) -> None:
+    err.print(f"wp2: {text}", markup=False, soft_wrap=True)
 
 
 def _open(corpus: str, config: Path | None) -> Store:
@@ -197,7 +209,7 @@ def table(
     csv: Annotated[bool, typer.Option("--csv", help="every row as CSV on stdout")] = False,
     clip: Annotated[str, typer.Option(help="rows of one clip only: id, first digits or file name")] = "",
     columns: Annotated[str, typer.Option(help="columns to give, separated by commas")] = "",
-    rows: Annotated[int, typer.Option(help="rows to print without --csv")] = 40,
+    rows: Annotated[int, typer.Option(min=1, help="rows to print without --csv")] = 40,
     config: ConfigOpt = None,
 ) -> None:
     """Print a table; every column is described in docs/tables.md."""
@@ -257,6 +269,9 @@ def show(
     store = _open(corpus, config)
     clip_id = find_clip(store, clip)
     target = picture or Path(f"{clip_id}.png")
+    if target.suffix.lower() not in (".png", ".jpg", ".pdf", ".svg"):
+        raise CorpusError(f"{target} must end in .png, .jpg, .pdf or .svg")
+    target.parent.mkdir(parents=True, exist_ok=True)
     draw(next(units(store, clip_id)), target)
     out.print(str(target))
 

@@ -64,6 +64,8 @@ def load(path: Path | None) -> CurateConfig:
         return CurateConfig()
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -76,7 +78,8 @@ def parse(data: Any, name: str) -> CurateConfig:
     if not isinstance(data, dict):
         raise ConfigError(f"{name} must hold sections such as 'ingest:', not a {type(data).__name__}")
     try:
-        return CurateConfig.model_validate(data)
+        # A section that is named and left empty is a section of defaults.
+        return CurateConfig.model_validate({key: value for key, value in data.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"])

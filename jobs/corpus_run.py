@@ -17,7 +17,7 @@ from jobs.stages import STAGES, Statistics, flow
 from pipeline.actions import Actions
 from pipeline.calibration import CAMERA, ROTATION, calibrate_cameras, calibrate_rotation
 from pipeline.catalogue import Catalogue
-from pipeline.corpus import open_corpus, sole_writer
+from pipeline.corpus import keep_apart, open_corpus, require_catalogue, sole_writer
 from pipeline.flow import forget
 from pipeline.observe import Observe
 from pipeline.pose.stage import Pose
@@ -51,12 +51,14 @@ def run_curate(
     """
     kind, store = open_source(source, config.storage)
     corpus = open_corpus(corpus_url, config.storage, create=True)
+    keep_apart(store, corpus)
+    require_catalogue(corpus)
     progress = Progress(STAGES, json_logs, console or Console(stderr=True))
     with sole_writer(corpus), progress:
         progress.enter("list")
         corpus.sweep()
         listing = discover(kind, store, config.source)
-        if anew is not None:  # refuse a wrong name before anything starts
+        if anew not in (None, Shards.name):  # refuse a wrong name before anything starts
             forget({}, flow(config, corpus, Statistics.newest(corpus), only).stages, anew)
         progress.enter("start")
         with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
@@ -109,7 +111,7 @@ class _Run:
             self._pass(catalogue, Pose.name, anew)
             rotation = calibrate_rotation(units(self.corpus), missing, self.config.source)
             freeze(self.corpus, ROTATION, RotationRates(rates=rates | rotation.rates))
-            return None if anew != Actions.name else anew
+            return anew if anew in (Actions.name, Shards.name) else None
         return anew
 
     def _pass(self, catalogue: Catalogue, last: str, anew: str | None) -> None:

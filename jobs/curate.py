@@ -98,7 +98,8 @@ class Curator:
     """One run over one corpus.
 
     source: "kind:url"; clips that another source brought are left as they are. shards: None leaves tars
-    unwritten. anew: this stage and all after it are made again. retry_failed: failed clips get new attempts.
+    unwritten. anew: this stage and all after it are made again; "shards": the tars alone. retry_failed:
+    failed clips get new attempts.
     Raises BudgetExceeded after the running tasks have ended and the ledger is written.
     """
 
@@ -115,7 +116,9 @@ class Curator:
         retry_failed: bool = False,
     ) -> None:
         self.corpus, self.config, self.source, self.flow, self.shards = corpus, config, source, flow, shards
-        self.pool, self.progress, self.anew, self.retry_failed = pool, progress, anew, retry_failed
+        self.pool, self.progress, self.retry_failed = pool, progress, retry_failed
+        self.rewrite = anew == Shards.name
+        self.anew = None if self.rewrite else anew
         self.ledger = Ledger(corpus)
         self.outcome = Outcome()
         self._base = digest(flow.configs(), shards.identity() if shards else "")
@@ -124,19 +127,32 @@ class Curator:
         self._whole: deque[Task] = deque()
         self._flushed = time.monotonic()
         self._stop = False
+        self._failed = 0
 
     # --- the catalogue ---
 
     def update_catalogue(self, source: Store, listing: Discovery) -> Catalogue:
-        """Digest what is new in a listing, and publish the next generation when there is one."""
+        """Digest what is new in a listing, and publish the next generation when there is one.
+
+        A clip that another source brought keeps its description while that source is there; once it is gone,
+        the clip follows the source where it is found now.
+        """
         self.progress.enter("scan")
         found = self._scan(source, listing)
+        held = Catalogue.load(self.corpus)
+        others = [s for s in held.sources() if s != self.source and self._is_there(s)]
         run = self.config.run
-        return Catalogue.load(self.corpus).update(found, run.partition_size, run.val_share)
+        return held.update(found, run.partition_size, run.val_share, leave=others)
+
+    def _is_there(self, source: str) -> bool:
+        try:
+            return Store(source.partition(":")[2], dict(self.config.storage)).exists("")
+        except (OSError, ValueError):  # a host that does not answer, a protocol that is not installed
+            return False
 
     def _scan(self, source: Store, listing: Discovery) -> pa.Table:
         cache = ScanCache.load(self.corpus)
-        keys = cache_keys(listing)
+        keys = cache_keys(self.source, listing)
         todo = cache.missing(keys)
         self.progress.total, self.progress.finished = len(keys), len(keys) - len(todo)
         waiting = deque((todo[i : i + SCAN_BATCH], 1) for i in range(0, len(todo), SCAN_BATCH))
@@ -189,8 +205,8 @@ class Curator:
         self.outcome.seconds = time.perf_counter() - started
         if self._stop:
             raise BudgetExceeded(
-                f"{self.outcome.counts[Status.FAILED]} clips failed, over the budget of "
-                f"{self._budget(catalogue):.0f} (run.max_failed_share): see `wp2 table CORPUS failures`"
+                f"{self._failed} clips failed, over the budget of {self._limit:.0f} (run.max_failed_share, "
+                "run.min_failed): see `wp2 table CORPUS failures`, then try them again with --retry-failed"
             )
         if self.shards:
             write_root(self.corpus)
@@ -204,7 +220,13 @@ class Curator:
         for name, part in catalogue.parts.items():
             mark = digest(self._base, part.digest)
             marked = name in files and files[name].mark == mark
-            if marked and not self.anew and not self.retry_failed and f"index/{name}.json" in inventories:
+            if (
+                marked
+                and not self.anew
+                and not self.rewrite
+                and not self.retry_failed
+                and f"index/{name}.json" in inventories
+            ):
                 self.progress.finished += part.rows
                 self.outcome.already_done += part.rows
                 continue
@@ -221,12 +243,18 @@ class Curator:
             ]  # fmt: skip
             work.open = {c.clip_id for c in left if c.source == self.source}
             work.elsewhere = len(left) - len(work.open)
+            self._failed += sum(self._has_failed(work, i) for i in work.clips if i not in work.open)
+            self._stop = self._stop or self._failed > self._limit
             self.progress.finished += len(work.clips) - len(work.open)
             self.outcome.already_done += len(work.clips) - len(work.open)
             if not work.open:
                 self._complete(name)
             for clip_id in sorted(work.open):
                 yield Task(name, clip_id, 1)
+
+    @staticmethod
+    def _has_failed(work: Work, clip_id: str) -> bool:
+        return any(r.status is Status.FAILED for r in work.receipts.get(clip_id, {}).values())
 
     def _next(self, new: Iterator[Task]) -> Task | None:
         if self._stop:
@@ -274,7 +302,8 @@ class Curator:
             return
         self._record(task.partition, result)
         self.outcome.counts[ended] += 1
-        self._stop = self._stop or self.outcome.counts[Status.FAILED] > self._limit
+        self._failed += ended is Status.FAILED
+        self._stop = self._stop or self._failed > self._limit
         self.progress.clip_finished()
         work.open.discard(task.clip_id)
         if not work.open:
@@ -292,7 +321,7 @@ class Curator:
             return
         held = work.receipts.get(partition, {}).get(self.shards.name)
         fresh = held is not None and self.shards.is_fresh(held, self._ok(partition))
-        if fresh and self.corpus.exists(f"index/{partition}.json"):
+        if fresh and not self.rewrite and self.corpus.exists(f"index/{partition}.json"):
             self._seal(partition, work.mark)
         else:
             self._whole.append(Task(partition, "", 1))

@@ -75,7 +75,8 @@ def align(table: FrameTable, part: LogPart | PosePart, columns: Columns, path: s
     """Rows of a log against the frames of the media file.
 
     With `row: previous` a row brought its frame about, so it belongs to the step before. Raises SidecarError
-    when the clock runs backwards or has gaps: two recordings in one log must be split.
+    when the clock runs backwards or has gaps (two recordings in one log must be split), or is nowhere near
+    the video.
     """
     shift = 1 if isinstance(part, LogPart) and part.row == "previous" else 0
     if not part.time:
@@ -87,7 +88,11 @@ def align(table: FrameTable, part: LogPart | PosePart, columns: Columns, path: s
     if np.any(np.diff(times) < 0):
         row = int(np.flatnonzero(np.diff(times) < 0)[0]) + 1
         raise SidecarError(f"{path} row {row}: the clock runs backwards; split the recording there")
-    return _by_time(table, times - part.clock_start, shift)
+    seconds = times - part.clock_start
+    if np.abs(seconds).max() > (limit := _longest(table)):
+        far = seconds[np.argmax(np.abs(seconds))]
+        raise SidecarError(f"{path}: its clock is {far:g} s away from frame 0 (at most {limit}); set clock_start")
+    return _by_time(table, seconds, shift)
 
 
 def _by_frame(table: FrameTable, first: int, rows: int) -> Alignment:
@@ -97,6 +102,12 @@ def _by_frame(table: FrameTable, first: int, rows: int) -> Alignment:
     covered = (source >= 0) & (np.maximum(after, source + 1) <= rows)
     used = int(stop[-1] - start[0]) if len(source) else 0
     return Alignment(np.where(covered, source, -1), start, stop, rows, rows - used, 0.0)
+
+
+def _longest(table: FrameTable) -> int:
+    """Seconds from frame 0 that `_by_time` can hold exactly in its units."""
+    den = table.time_base.denominator
+    return int(2**61 // (_NANO * (den // gcd(den, _NANO))))
 
 
 def _by_time(table: FrameTable, seconds: Floats, shift: int) -> Alignment:

@@ -7,10 +7,11 @@ do not. Source: DESIGN rules 8, 10.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import duckdb
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.store import Store
+from pipeline.store import Store, StoreError
 from schemas import SCHEMA_VERSION
 from schemas.clip import Clip, Perspective, Sidecar
 
@@ -74,7 +75,7 @@ class Catalogue:
     def load(corpus: Store) -> Catalogue:
         parts: dict[str, Part] = {}
         for stat in corpus.list(FOLDER):
-            with corpus.open(stat.path) as f:
+            with corpus.open(stat.path) as f, _readable(stat.path, corpus):
                 held = json.loads((pq.read_schema(f).metadata or {})[_PARTS])
             parts |= {name: Part(rows, value) for name, (rows, value) in held.items()}
         return Catalogue(corpus, parts)
@@ -85,13 +86,14 @@ class Catalogue:
     def read(self, partition: str) -> pa.Table:
         """Rows of one partition (`SCHEMA`)."""
         generation, number = int(partition[1:5]), int(partition[7:])
-        with self.corpus.open(_path(generation)) as f:
+        path = _path(generation)
+        with self.corpus.open(path) as f, _readable(path, self.corpus):
             return pq.ParquetFile(f).read_row_group(number)
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
         """Rows of every partition; all columns of `SCHEMA`, or some."""
         paths = sorted({_path(int(name[1:5])) for name in self.parts})
-        tables = [pq.read_table(io.BytesIO(self.corpus.read(p)), columns=columns) for p in paths]
+        tables = [self.corpus.table(p, _REMEDY, columns=columns) for p in paths]
         return pa.concat_tables(tables) if tables else SCHEMA.empty_table().select(columns or SCHEMA.names)
 
     def games(self, having: str = "", without: str = "") -> set[str]:
@@ -102,13 +104,25 @@ class Catalogue:
         chosen = table.filter(there if having else pc.invert(there))
         return set(chosen.column("game").to_pylist()) - {""}
 
-    def update(self, found: pa.Table, partition_size: int, val_share: float) -> Catalogue:
+    def sources(self) -> dict[str, int]:
+        """Clips by source ("kind:url")."""
+        counts = self.table(["source"]).column("source").value_counts().to_pylist()
+        return {c["values"]: c["counts"] for c in counts}
+
+    def update(
+        self, found: pa.Table, partition_size: int, val_share: float, leave: Collection[str] = ()
+    ) -> Catalogue:
         """Bring the descriptions of known clips to what the source says now, and publish clips that are new
-        as the next generation. found: `DESCRIPTION` rows, one per clip. What does not change is not written.
+        as the next generation. What does not change is not written.
+
+        found: `DESCRIPTION` rows, one per clip. leave: sources whose clips keep their description.
         """
         db = duckdb.connect()
         db.register("known", self.table())
-        db.register("found", found)
+        db.register("listed", found)
+        db.register("others", pa.table({"source": pa.array(sorted(leave), pa.string())}))
+        db.sql("create temp view kept as select clip_id from known semi join others using (source)")
+        db.sql("create temp view found as select * from listed anti join kept using (clip_id)")
         about = f"clip_id, hash(({', '.join(DESCRIPTION.names)}))"
         news = db.sql(f"select clip_id from (select {about} from found except select {about} from known)")
         if not news.limit(1).fetchall():
@@ -134,6 +148,17 @@ class Catalogue:
         split = [split_of(r, val_share) for r in new.column("recording_id").to_pylist()]
         rows = new.add_column(0, "split", pa.array(split)).add_column(0, "partition", pa.array(partition))
         return Catalogue(self.corpus, self.parts | _publish(self.corpus, generation, rows))
+
+
+_REMEDY = "restore it from another copy of the corpus"
+
+
+@contextlib.contextmanager
+def _readable(path: str, corpus: Store) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, KeyError, OSError):
+        raise StoreError(f"{path} of {corpus.url} is damaged: {_REMEDY}") from None
 
 
 def _path(generation: int) -> str:

@@ -15,6 +15,7 @@ from schemas import SCHEMA_VERSION
 from schemas.errors import UserError
 
 MARKER = "corpus.json"
+ROOT = "index/root.json"
 
 
 class CorpusError(UserError):
@@ -24,14 +25,20 @@ class CorpusError(UserError):
 def open_corpus(url: str, options: dict[str, Any] | None = None, create: bool = False) -> Store:
     """The store of a corpus. With `create`, an empty or missing folder becomes one.
 
-    Raises CorpusError for a folder that is none, or whose schema version is not ours.
+    Raises CorpusError for a place that is none or cannot be used, or whose schema version is not ours.
     """
     store = Store(url, options or {})
-    if not store.exists(MARKER):
+    try:
+        there = store.exists(MARKER)
+    except (OSError, ValueError, ImportError) as error:
+        raise CorpusError(f"{url} cannot be opened: {error}") from None
+    if not there:
         if not create:
             raise CorpusError(
                 f"{url} is not a corpus (no {MARKER}): make one with `wp2 curate SOURCE --out {url}`"
             )
+        if store.is_local and Path(store.root).is_file():
+            raise CorpusError(f"{url} is a file: give a folder to --out")
         if store.list():
             raise CorpusError(f"{url} holds other files and no {MARKER}: give an empty folder to --out")
         marker = {"kind": "wp2-corpus", "schema_version": SCHEMA_VERSION}
@@ -39,13 +46,35 @@ def open_corpus(url: str, options: dict[str, Any] | None = None, create: bool = 
         return store
     try:
         version = json.loads(store.read(MARKER))["schema_version"]
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         raise CorpusError(f"{url}/{MARKER} is damaged: restore it from another copy of the corpus") from None
     if version != SCHEMA_VERSION:
         raise CorpusError(
             f"{url} has schema version {version}, this wp2 reads {SCHEMA_VERSION}: use its release"
         )
     return store
+
+
+def keep_apart(source: Store, corpus: Store) -> None:
+    """Refuse a corpus inside its source, whose own files would be found as clips, and the other way round."""
+    a, b = f"{source.url.rstrip('/')}/", f"{corpus.url.rstrip('/')}/"
+    if a.startswith(b) or b.startswith(a):
+        raise CorpusError(f"the corpus {corpus.url} and the source {source.url} must not lie in one another")
+
+
+def require_catalogue(corpus: Store) -> None:
+    """Refuse a corpus that lost a generation of its catalogue: its clips would be taken for new ones."""
+    if not corpus.exists(ROOT):
+        return
+    try:
+        paths = [entry["path"] for entry in json.loads(corpus.read(ROOT))["files"]]
+    except (ValueError, KeyError, TypeError):
+        return  # `wp2 verify` names a damaged root; this run writes a new one
+    for path in paths:
+        if path.startswith("catalogue/") and not corpus.exists(path):
+            raise CorpusError(
+                f"{path} is missing from {corpus.url}: restore it from another copy of the corpus"
+            )
 
 
 @contextlib.contextmanager
@@ -56,8 +85,11 @@ def sole_writer(corpus: Store) -> Iterator[None]:
         yield
         return
     path = Path(corpus.full(".lock"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as f:
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise CorpusError(f"cannot write to {corpus.url}: {error.strerror}") from None
+    with file as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -32,6 +32,7 @@ _NAME = re.compile(
     rf"{FOLDER}/(?P<partition>[a-z0-9-]+)/(segment|sealed)-(?P<number>\d{{8}})(-(?P<mark>\w+))?\.parquet"
 )
 _OPEN = "open"
+_REMEDY = "delete it and run `wp2 curate` again, which makes the same units anew"
 
 SCHEMA = pa.schema(
     [
@@ -104,7 +105,7 @@ class Ledger:
         receipts: Receipts = {}
         files = self._files_of(partition)
         for path in files.live:
-            for receipt in _decode(self.corpus.read(path)):
+            for receipt in _decode(self.corpus.table(path, _REMEDY)):
                 receipts.setdefault(receipt.clip_id, {})[receipt.stage] = receipt
         for receipt in self._buffer.get(partition, []):
             receipts.setdefault(receipt.clip_id, {})[receipt.stage] = receipt
@@ -193,8 +194,8 @@ def _encode(receipts: list[Receipt]) -> bytes:
     return sink.getvalue()
 
 
-def _decode(data: bytes) -> list[Receipt]:
-    rows = pq.read_table(io.BytesIO(data)).to_pylist()
+def _decode(table: pa.Table) -> list[Receipt]:
+    rows = table.to_pylist()
     return [
         # The ledger is our own and typed: building without validation keeps a partition's load under 0.1 s.
         Receipt.model_construct(

@@ -33,15 +33,16 @@ _CHUNK = 1 << 20
 _SCHEMA = pa.schema([("key", pa.string()), *DESCRIPTION])
 
 
-def cache_keys(listing: Discovery) -> list[str]:
-    """A key for each recording of a listing, in its order: equal keys mean equal bytes and equal reading."""
+def cache_keys(source: str, listing: Discovery) -> list[str]:
+    """A key for each recording of a listing, in its order: equal keys mean equal bytes and equal reading.
+    source: "kind:url"; paths of two sources may be equal."""
     entries = [digest(entry) for entry in listing.key_map.games]
     keys = []
     for found in listing.found:
         entry = entries[found.entry] if found.entry >= 0 else "none"
         beside = [listing.sidecars.get(path) for path in (found.log, found.poses, found.events)]
         seen = [f"{s.path}:{s.size}:{s.version}" if s else "-" for s in beside]
-        about = (found.path, str(found.size), found.version, found.licence, entry)
+        about = (source, found.path, str(found.size), found.version, found.licence, entry)
         text = "\x1f".join((*about, *seen))
         keys.append(hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=12).hexdigest())
     return keys
@@ -71,7 +72,7 @@ def _clip(source: Store, key_map: KeyMap, found: Found) -> Clip:
     identity = sha.hexdigest()[:ID_HEX]
     return Clip(
         clip_id=identity,
-        recording_id=identity,
+        recording_id=_recording_id(found) or identity,
         source_path=found.path,
         bytes=size,
         sha256=sha.hexdigest(),
@@ -80,6 +81,11 @@ def _clip(source: Store, key_map: KeyMap, found: Found) -> Clip:
         licence=found.licence,
         **sidecars_of(found, source, key_map),
     )
+
+
+def _recording_id(found: Found) -> str:
+    """Cuts of one recording share it, so that they fall into one split; "" for a recording of its own."""
+    return hashlib.sha256(f"recording:{found.recording}".encode()).hexdigest()[:ID_HEX] if found.recording else ""
 
 
 @dataclass
@@ -95,7 +101,8 @@ class ScanCache:
     def load(corpus: Store) -> ScanCache:
         if not corpus.exists(PATH):
             return ScanCache(corpus, _SCHEMA.empty_table())
-        return ScanCache(corpus, pq.read_table(io.BytesIO(corpus.read(PATH)), schema=_SCHEMA))
+        remedy = "delete it and run `wp2 curate` again, which reads the source anew"
+        return ScanCache(corpus, corpus.table(PATH, remedy, schema=_SCHEMA))
 
     def missing(self, keys: list[str]) -> list[int]:
         """Positions of the keys that the cache does not hold."""
@@ -122,15 +129,17 @@ class ScanCache:
         self._saved = time.monotonic()
 
     def describe(self, source: str, keys: list[str]) -> pa.Table:
-        """One row per content (the catalogue's `DESCRIPTION`), that of the first path in order; the other
-        paths with the same bytes stand in `also_at`. source: "kind:url"."""
+        """One row per content (the catalogue's `DESCRIPTION`), that of the first path in order that the key
+        map knows, else of the first; the other paths with the same bytes stand in `also_at`."""
         db = duckdb.connect()
         db.register("cache", self.table)
         db.register("wanted", pa.table({"key": pa.array(keys, pa.string())}))
         others = [n for n in DESCRIPTION.names if n not in ("source", "also_at")]
         db.sql(f"create temp table held as select {', '.join(others)} from wanted join cache using (key)")
-        # Copies are rare: their paths are gathered apart, and every other row passes as it is.
-        db.sql("""create temp table copies as select clip_id, list(source_path order by source_path) as paths
+        # Copies are rare: their paths are gathered apart, and every other row passes as it is. Of copies, one
+        # that the key map knows goes before one that it does not.
+        db.sql("""create temp table copies as
+                  select clip_id, list(source_path order by game = '', source_path) as paths
                   from held group by clip_id having count(*) > 1""")
         columns = {n: n for n in DESCRIPTION.names} | {
             "source": "$source as source",

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 
 from pipeline.catalogue import Catalogue
 from pipeline.ledger import SCHEMA, Ledger, PartitionFiles
-from pipeline.store import Store
+from pipeline.store import Store, StoreError
 from schemas.quality import Status
 
 _BY_STAGE = "select stage, status, count(*), sum(seconds) from {} group by all"
@@ -59,7 +59,14 @@ def corpus_status(corpus: Store) -> CorpusStatus:
     if sealed:
         db = duckdb.connect()
         table = relation(db, corpus, sealed)
-        for stage, status, n, seconds in db.execute(_BY_STAGE.format(table)).fetchall():
+        try:
+            by_stage = db.execute(_BY_STAGE.format(table)).fetchall()
+        except duckdb.Error as error:
+            what = " ".join(str(error).split())[:200]
+            raise StoreError(
+                f"a ledger file is damaged, delete it and run `wp2 curate` again: {what}"
+            ) from None
+        for stage, status, n, seconds in by_stage:
             out.stages[stage, Status(status)] += n
             out.seconds[stage] += seconds
         for stage, status, reason, n in db.execute(_REASONS.format(table)).fetchall():

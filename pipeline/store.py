@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import tempfile
@@ -17,7 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 import fsspec
+import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from schemas.errors import UserError
 
@@ -92,6 +95,8 @@ class Store:
             return cast(BinaryIO, self.fs.open(self.full(path), "rb"))
         except FileNotFoundError:
             raise StoreError(f"{path} is missing from {self.url}") from None
+        except OSError as error:
+            raise StoreError(f"{path} of {self.url} cannot be read: {error.strerror or error}") from None
 
     def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
         """Bytes [offset, offset + size) of a file, or the rest of it; one ranged GET on an object store.
@@ -131,6 +136,15 @@ class Store:
             self.fs.get_file(self.full(path), str(copy))
             yield copy
 
+    def table(self, path: str, remedy: str, **how: Any) -> pa.Table:
+        """A Parquet file (arguments as for `pyarrow.parquet.read_table`). Raises StoreError, with what to do
+        about it, when it is none."""
+        data = self.read(path)
+        try:
+            return pq.read_table(io.BytesIO(data), **how)
+        except (pa.ArrowInvalid, OSError):
+            raise StoreError(f"{path} of {self.url} is damaged: {remedy}") from None
+
     def list(self, prefix: str = "") -> list[Stat]:
         """Every file below a folder, sorted by path; temporaries are not listed."""
         if self.is_local:
@@ -152,19 +166,21 @@ class Store:
         # os.scandir: 710K files in seconds, where a general find() builds a dict per file.
         stack = [self.full(prefix)]
         while stack:
+            folder = stack.pop()
             try:
-                entries = os.scandir(stack.pop())
+                entries = os.scandir(folder)
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                raise StoreError(f"folder {folder} cannot be listed: {error.strerror}") from None
             with entries:
                 for entry in entries:
                     path = entry.path[len(self.root) + 1 :]
-                    if entry.is_dir():
+                    if _is_folder(entry):
                         if path != TEMPORARY:
                             stack.append(entry.path)
                     else:
-                        info = entry.stat()
-                        yield Stat(path, info.st_size, str(info.st_mtime_ns))
+                        yield _stat(entry, path)
 
     def arrow(self) -> tuple[pafs.FileSystem, str]:
         """The same folder as a pyarrow file system, for Parquet data sets."""
@@ -176,19 +192,21 @@ class Store:
 
     def write(self, path: str, data: bytes) -> None:
         """Publish bytes under a name: complete or not at all."""
-        if not self.is_local:
-            self.fs.pipe_file(self.full(path), data)
-            return
-        with self._temporary(path) as temporary:
-            temporary.write_bytes(data)
+        with _writing(path, self.url):
+            if not self.is_local:
+                self.fs.pipe_file(self.full(path), data)
+                return
+            with self._temporary(path) as temporary:
+                temporary.write_bytes(data)
 
     def put(self, local: Path, path: str) -> None:
         """Publish a local file under a name: complete or not at all. The local file stays."""
-        if not self.is_local:
-            self.fs.put_file(str(local), self.full(path))
-            return
-        with self._temporary(path) as temporary:
-            shutil.copyfile(local, temporary)
+        with _writing(path, self.url):
+            if not self.is_local:
+                self.fs.put_file(str(local), self.full(path))
+                return
+            with self._temporary(path) as temporary:
+                shutil.copyfile(local, temporary)
 
     @contextlib.contextmanager
     def _temporary(self, path: str) -> Iterator[Path]:
@@ -234,6 +252,32 @@ class Store:
         for path in left:
             Path(self.full(path)).unlink(missing_ok=True)
         return len(left)
+
+
+@contextlib.contextmanager
+def _writing(path: str, url: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written to {url}: {error.strerror or error}") from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links
+        return False
+
+
+def _stat(entry: os.DirEntry[str], path: str) -> Stat:
+    """A file that cannot be looked at (a broken link) is listed all the same: reading it tells why."""
+    try:
+        info = entry.stat()
+    except OSError as error:
+        return Stat(path, 0, f"unreadable: {error.strerror}")
+    return Stat(path, info.st_size, str(info.st_mtime_ns))
 
 
 def sha256_file(path: Path) -> str:

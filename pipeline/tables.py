@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.actions import read_actions
 from pipeline.calibration import CAMERA, ROTATION
@@ -152,7 +150,7 @@ def _failures(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> li
 def _samples(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
     if not corpus.exists(index_path(partition)):
         return []
-    index = pq.read_table(io.BytesIO(corpus.read(index_path(partition)))).to_pylist()
+    index = corpus.table(index_path(partition), "delete it and run `wp2 curate` again").to_pylist()
     return [
         {
             **{k: row[k] for k in ("sample_id", "clip_id", "split")},

@@ -36,6 +36,8 @@ def open_source(name: str, options: Mapping[str, Any]) -> tuple[str, Store]:
     store = Store(url, dict(options))
     if not store.exists(""):
         raise SourceError(f"source folder {url} does not exist")
+    if store.fs.isfile(store.root):
+        raise SourceError(f"source {url} is not a folder: name the folder that holds the videos")
     return kind, store
 
 

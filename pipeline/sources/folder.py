@@ -33,8 +33,21 @@ and not passed over in silence."""
 
 def discover(source: Store, config: SourceConfig) -> Discovery:
     """Every media file below the source as a recording without game or logs."""
-    media, other = split(source.list())
-    return Discovery(tuple(plain(s, config) for s in media), ignored(other))
+    files, notes = listed(source)
+    media, other = split(files)
+    return Discovery(tuple(plain(s, config) for s in media), ignored(other), notes=notes)
+
+
+def listed(source: Store) -> tuple[list[Stat], tuple[str, ...]]:
+    """(files below a source, notes on those passed over): a name that is not UTF-8 fits no catalogue."""
+    files, notes = [], []
+    for stat in source.list():
+        name = stat.path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        if name == stat.path:
+            files.append(stat)
+        else:
+            notes.append(f"{name}: file name is not valid UTF-8: rename it")
+    return files, tuple(notes)
 
 
 def plain(stat: Stat, config: SourceConfig) -> Found:

@@ -28,7 +28,12 @@ class SourceConfig(BaseModel):
     @classmethod
     def _same_everywhere(cls, value: str) -> str:
         # Workers read it too, and need not share the working folder of the command.
-        return value if not value or "://" in value else str(Path(value).absolute())
+        if not value or "://" in value:
+            return value
+        try:
+            return str(Path(value).expanduser().absolute())
+        except RuntimeError:
+            raise ValueError(f"{value!r} names a home that does not exist here") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Found:
     path, log, poses, events: relative to the source; "" where there is none. A sidecar that the key map names
     is named here whether or not it lies there. size, version: of the video, as `Store.list` gives them.
     entry: index of what the key map says of it; -1 when no entry matches. Entries may share a game.
+    recording: name of the recording that it is a cut of, where the key map states one.
     """
 
     path: str
@@ -50,13 +56,14 @@ class Found:
     poses: str = ""
     events: str = ""
     entry: int = -1
+    recording: str = ""
 
 
 @dataclass(frozen=True)
 class Discovery:
     """found: recordings by path. ignored: other files, counted by suffix. sidecars: size and version of the
     sidecars that lie there, by path. notes: one line each for what the owner of the source should know
-    (missing sidecars, entries without recordings). key_map: what the sidecars are read by."""
+    (missing sidecars, entries without recordings, names that cannot be kept). key_map: what the sidecars are read by."""
 
     found: tuple[Found, ...]
     ignored: Mapping[str, int]

@@ -13,27 +13,27 @@ from pipeline.stage import Unit
 from pipeline.store import Stat, Store
 
 KEY_MAP = "games.yaml"
+NAMES_SHOWN = 4
 
 
 def discover(source: Store, config: SourceConfig) -> Discovery:
     """Every media file below the source with its game and sidecars. A recording that no entry matches is kept
     without game and log."""
     key_map = read_key_map(source, config)
-    media, other = folder.split(source.list())
+    files, unnamed = folder.listed(source)
+    media, other = folder.split(files)
     by_path = {s.path: s for s in other}
     found = tuple(_found(s, key_map, config) for s in media)
-    notes, used = [], {}
+    notes, used = list(unnamed), {}
     for f in found:
         for path in filter(None, (f.log, f.poses, f.events)):
             if path in by_path:
                 used[path] = by_path[path]
             else:
-                notes.append(f"{f.path}: {path} is missing")
-    idle = set(range(len(key_map.games))) - {f.entry for f in found}
-    for i in sorted(idle):
-        notes.append(
-            f"key map: {key_map.games[i].game} ({', '.join(key_map.games[i].videos)}) matches nothing"
-        )
+                # A listing holds files only. A folder of that name can be on a local disk alone.
+                there = source.is_local and source.exists(path)
+                notes.append(f"{f.path}: {path} is {'not a file' if there else 'missing'}")
+    notes += _idle(key_map, {f.entry for f in found})
     passed_over = folder.ignored([s for s in other if s.path not in used and s.path != KEY_MAP])
     return Discovery(found, passed_over, used, tuple(notes), key_map)
 
@@ -66,6 +66,16 @@ def entry_of(unit: Unit, config: SourceConfig) -> Entry:
     return found
 
 
+def _idle(key_map: KeyMap, used: set[int]) -> list[str]:
+    """One line on the entries that match no file, or none."""
+    idle = [entry.game for i, entry in enumerate(key_map.games) if i not in used]
+    if not idle:
+        return []
+    names = list(dict.fromkeys(idle))
+    shown = [*names[:NAMES_SHOWN], "..."] if len(names) > NAMES_SHOWN else names
+    return [f"key map: {len(idle)} of {len(key_map.games)} entries match no file ({', '.join(shown)})"]
+
+
 @lru_cache(maxsize=8)
 def _parse(text: str, name: str) -> KeyMap:
     # By content: a worker meets the same key map for every clip, and parsing YAML takes longer than reading.
@@ -88,4 +98,5 @@ def _found(stat: Stat, key_map: KeyMap, config: SourceConfig) -> Found:
         poses=beside(stat.path, entry.poses.file) if entry.poses else "",
         events=beside(stat.path, entry.events),
         entry=index,
+        recording=entry.recording,
     )

@@ -15,8 +15,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pipeline import strict_yaml
 from schemas.clip import Perspective
 from schemas.errors import UserError
+
+
+MAX_FIRST_FRAME = 10_000_000
+"""46 hours at 60 fps: what lies beyond is no frame number (a timestamp, say)."""
 
 
 class SourceError(UserError):
@@ -85,10 +90,15 @@ class Rows(_Strict):
 
     file: str = Field(description='path beside the video, e.g. "{stem}.input.csv"; .csv or .jsonl')
     first_frame: int = Field(
-        default=0, description="source frame of row 0; negative when the log starts first"
+        default=0,
+        ge=-MAX_FIRST_FRAME,
+        le=MAX_FIRST_FRAME,
+        description="source frame of row 0; negative when the log starts first",
     )
     time: str = Field(default="", description="column of seconds; empty: rows are frames")
-    clock_start: float = Field(default=0.0, description="log time, in seconds, at which frame 0 is shown")
+    clock_start: float = Field(
+        default=0.0, allow_inf_nan=False, description="log time, in seconds, at which frame 0 is shown"
+    )
 
     @model_validator(mode="after")
     def _readable(self) -> Rows:
@@ -184,7 +194,7 @@ class PosePart(Rows):
     pitch_positive: Literal["up", "down"] | None = None
     roll_positive: Literal["left", "right"] = Field(default="right", description="side the head leans to")
     quaternion: QuaternionMeaning | None = None
-    metres_per_unit: float | None = Field(default=None, gt=0, description="absent: scale is unknown")
+    metres_per_unit: float | None = Field(default=None, gt=0, le=1e6, description="absent: scale is unknown")
 
     @model_validator(mode="after")
     def _stated(self) -> PosePart:
@@ -213,6 +223,9 @@ class Entry(_Strict):
 
     game: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
     videos: Annotated[tuple[str, ...], Field(min_length=1)]
+    recording: str = Field(
+        default="", description="all videos of the entry are cuts of this one recording; splits go by it"
+    )
     licence: str = ""
     perspective: Perspective = Perspective.UNKNOWN
     log: LogPart | None = None
@@ -222,6 +235,8 @@ class Entry(_Strict):
     @model_validator(mode="after")
     def _fills(self) -> Entry:
         _fill(self.events, "x")
+        if not all(PurePosixPath(glob).parts for glob in self.videos):
+            raise ValueError("videos holds an empty glob, which names nothing; '*' is every file")
         return self
 
     def matches(self, path: str) -> bool:
@@ -253,15 +268,18 @@ class KeyMap(_Strict):
 def parse(text: str, name: str) -> KeyMap:
     """Key map from YAML. Raises KeyMapError in one line: file, place, what is wrong."""
     try:
-        data = yaml.safe_load(text)
+        data = strict_yaml.load(text)
     except yaml.YAMLError as error:
         raise KeyMapError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
     try:
-        return KeyMap.model_validate(data)
+        key_map = KeyMap.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(p) for p in first["loc"]) or "top level"
         raise KeyMapError(f"{name}: {place}: {first['msg'].removeprefix('Value error, ')}") from None
+    if not key_map.games:
+        raise KeyMapError(f"{name}: games is empty: describe a game, or use kind folder")
+    return key_map
 
 
 def beside(video: str, template: str) -> str:
