@@ -9,6 +9,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline import strict_yaml
 from pipeline.actions import ActionsConfig
 from pipeline.gates import GatesConfig
 from pipeline.ingest import IngestConfig
@@ -63,7 +64,7 @@ def load(path: Path | None) -> CurateConfig:
     if path is None:
         return CurateConfig()
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
     except OSError as error:

@@ -24,6 +24,7 @@ from pipeline.catalogue import Catalogue, to_clips
 from pipeline.flow import Flow, forget
 from pipeline.ledger import Ledger, Receipts
 from pipeline.scan import ScanCache, cache_keys, scan
+from pipeline.shards.inventory import whole
 from pipeline.shards.stage import Shards
 from pipeline.shards.write import write_root
 from pipeline.sources.found import Discovery
@@ -89,9 +90,11 @@ def run_clip(flow: Flow, unit: Unit, attempt: int) -> list[Receipt]:
     return flow.run(unit, attempt)
 
 
-def run_shards(shards: Shards, partition: str, units: list[tuple[Unit, str]]) -> Receipt:
-    """Task: the tars, index and inventory of one partition."""
-    return shards.run(partition, units)
+def run_shards(
+    shards: Shards, partition: str, units: list[tuple[Unit, str]], held: Receipt | None
+) -> Receipt:
+    """Task: the tars, index and inventory of one partition. held: the receipt of the last time."""
+    return shards.run(partition, units, held)
 
 
 class Curator:
@@ -193,7 +196,9 @@ class Curator:
                         unit = self._unit(task.partition, task.clip_id)
                         self.pool.submit(task, run_clip, flow, unit, task.attempt)
                     else:
-                        self.pool.submit(task, run_shards, shards, task.partition, self._ok(task.partition))
+                        units = self._ok(task.partition)
+                        held = None if self.rewrite else self._held(task.partition)
+                        self.pool.submit(task, run_shards, shards, task.partition, units, held)
                 if self.pool.busy == 0:
                     break
                 for task, result in self.pool.wait(0.5):
@@ -216,17 +221,12 @@ class Curator:
         """Tasks for every clip that is not done, a partition at a time, each loaded when it is reached."""
         self._limit = self._budget(catalogue)
         files = self.ledger.files()
-        inventories = {s.path for s in self.corpus.list("index")}
+        sizes = {s.path: s.size for part in ("index", "shards") for s in self.corpus.list(part)}
+        again = self.anew or self.rewrite or self.retry_failed
         for name, part in catalogue.parts.items():
             mark = digest(self._base, part.digest)
             marked = name in files and files[name].mark == mark
-            if (
-                marked
-                and not self.anew
-                and not self.rewrite
-                and not self.retry_failed
-                and f"index/{name}.json" in inventories
-            ):
+            if marked and not again and whole(self.corpus, name, sizes):
                 self.progress.finished += part.rows
                 self.outcome.already_done += part.rows
                 continue
@@ -281,6 +281,10 @@ class Curator:
         ]  # fmt: skip
         return [(self._unit(partition, i), work.splits[i]) for i in passed]
 
+    def _held(self, partition: str) -> Receipt | None:
+        """The receipt of a partition's shards as they were last written."""
+        return self._work[partition].receipts.get(partition, {}).get(Shards.name)
+
     # --- results ---
 
     def _take(self, task: Task, result: Any) -> None:
@@ -319,9 +323,9 @@ class Curator:
         if self.shards is None or work.elsewhere:
             self._seal(partition, None)
             return
-        held = work.receipts.get(partition, {}).get(self.shards.name)
+        held = self._held(partition)
         fresh = held is not None and self.shards.is_fresh(held, self._ok(partition))
-        if fresh and not self.rewrite and self.corpus.exists(f"index/{partition}.json"):
+        if fresh and not self.rewrite and whole(self.corpus, partition):
             self._seal(partition, work.mark)
         else:
             self._whole.append(Task(partition, "", 1))
@@ -337,7 +341,8 @@ class Curator:
         self._work[task.partition].receipts[task.partition] = {result.stage: result}
         self._record(task.partition, [result])
         self.outcome.partitions += 1
-        self._seal(task.partition, self._work[task.partition].mark)
+        self.outcome.shard_failures += [f"{task.partition}, left out: {r}" for r in result.reasons]
+        self._seal(task.partition, None if result.reasons else self._work[task.partition].mark)
 
     def _seal(self, partition: str, mark: str | None) -> None:
         work = self._work.pop(partition)

@@ -91,7 +91,9 @@ def align(table: FrameTable, part: LogPart | PosePart, columns: Columns, path: s
     seconds = times - part.clock_start
     if np.abs(seconds).max() > (limit := _longest(table)):
         far = seconds[np.argmax(np.abs(seconds))]
-        raise SidecarError(f"{path}: its clock is {far:g} s away from frame 0 (at most {limit}); set clock_start")
+        raise SidecarError(
+            f"{path}: its clock is {far:g} s away from frame 0 (at most {limit}); set clock_start"
+        )
     return _by_time(table, seconds, shift)
 
 

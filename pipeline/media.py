@@ -23,8 +23,10 @@ import xxhash
 from pipeline.frames import Decoded
 from pipeline.picture import Picture
 from pipeline.stage import Unit
+from pipeline.store import StoreError, sha256_file
 from schemas import SCHEMA_VERSION
 from schemas.clip import FrameTable
+from schemas.quality import Reason
 
 FRAMES = "frames.parquet"
 MEDIA = "media.mp4"
@@ -142,14 +144,53 @@ def read_frames(source: Unit | bytes) -> FrameTable:
 
 @contextlib.contextmanager
 def media(unit: Unit) -> Iterator[Path]:
-    """A local path of the unit's media file: its working copy where ingest made one, else its source."""
+    """A local path of the unit's media file: its working copy where ingest made one, else its source.
+
+    Raises StoreError when the file is missing, cannot be read, or has another size or sha256 than ingest's
+    receipt (a working copy) or the catalogue (a source) says: a file recorded again under the same name is
+    another clip, and its pictures must never stand under the labels of this one.
+    """
     receipt = unit.receipts["ingest"]
     if receipt.has(MEDIA):
-        with unit.corpus.local(receipt.output(MEDIA).path) as path:
-            yield path
+        copy = receipt.output(MEDIA)
+        store, name, size = unit.corpus, copy.path, copy.bytes
+        missing = f"working copy {name} is missing; run again with `--from ingest`"
+        differs = f"working copy {name} is damaged; run again with `--from ingest`"
     else:
-        with unit.source.local(unit.clip.source_path) as path:
-            yield path
+        store, name, size = unit.source, unit.clip.source_path, unit.clip.bytes
+        missing = f"source {name} is missing from {store.url}; put it back and run again"
+        differs = (
+            f"{Reason.SOURCE_CHANGED}: {name} in {store.url} is not the file that was catalogued as clip "
+            f"{unit.clip.clip_id}; put that one back (the new one is a clip of its own), and run again"
+        )
+    found = store.size(name)
+    if found is None:
+        raise StoreError(missing)
+    if found != size:
+        raise StoreError(differs)
+    with store.local(name) as path:
+        try:
+            same = sha256_file(path) == media_sha256(unit)
+        except OSError as error:
+            raise StoreError(f"{name} cannot be read ({error.strerror}); check it, and run again") from None
+        if not same:
+            raise StoreError(differs)
+        yield path
+
+
+def media_sha256(unit: Unit) -> str:
+    """sha256 of the unit's media file, as ingest or the catalogue recorded it."""
+    receipt = unit.receipts["ingest"]
+    return receipt.output(MEDIA).sha256 if receipt.has(MEDIA) else unit.clip.sha256
+
+
+def has_media(unit: Unit) -> bool:
+    """Is the unit's media file there, with its size? Its content is not read: `media` does that."""
+    receipt = unit.receipts["ingest"]
+    if receipt.has(MEDIA):
+        copy = receipt.output(MEDIA)
+        return unit.corpus.size(copy.path) == copy.bytes
+    return unit.source.size(unit.clip.source_path) == unit.clip.bytes
 
 
 # --- random access ----------------------------------------------------------------------------------------

@@ -85,7 +85,11 @@ def _clip(source: Store, key_map: KeyMap, found: Found) -> Clip:
 
 def _recording_id(found: Found) -> str:
     """Cuts of one recording share it, so that they fall into one split; "" for a recording of its own."""
-    return hashlib.sha256(f"recording:{found.recording}".encode()).hexdigest()[:ID_HEX] if found.recording else ""
+    return (
+        hashlib.sha256(f"recording:{found.recording}".encode()).hexdigest()[:ID_HEX]
+        if found.recording
+        else ""
+    )
 
 
 @dataclass

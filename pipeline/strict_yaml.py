@@ -24,6 +24,6 @@ class _Loader(yaml.SafeLoader):
 def load(text: str) -> Any:
     """Plain data of one YAML document. Raises yaml.YAMLError, also for a key given twice in one mapping."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except (ValueError, RecursionError) as error:  # a date such as 2026-13-01; brackets without end
         raise yaml.YAMLError(str(error)) from None

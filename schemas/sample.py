@@ -86,7 +86,7 @@ class Annotation(BaseModel):
     pose_scale: Scale = Field(description="unit of the translations in poses.npy")
     pose_estimator: str = Field(description="what made the poses; none when there are none")
     pose_valid_share: float
-    action_witness: str = Field(description="what pitch and yaw come from: poses, log or none")
+    action_witness: str = Field(description="what pitch and yaw come from: poses, log, both or none")
     action_unknown: ActionUnknown = Field(description="exactly the NaN entries of actions.npy, and why")
     action_lag_frames: float = Field(description="log against poses: best lag; 0 when not measured")
     caption: StructuredCaption = Field(description="one event per 5 s interval, also where nothing happens")

@@ -99,7 +99,7 @@ class WindowRow:
     valid_share: of its own frames. world, segment: as in `Stitched`. scale: its unit in units of the first
     window of its segment, and the relative standard deviation of that product; None with directions only.
     scale_kept: the product holds a scale that was kept, not measured. reasons: of the seams to its left and
-    right, in order.
+    right, in order; of a window that has no poses at all (world and segment -1), why.
     """
 
     window: int

@@ -120,7 +120,7 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         ("frame", _I, "media frame at the latent's end"),
         *((axis, _F, "see schemas/action.py; empty where unknown") for axis in AXES),
         ("unknown", _S, "axis=reason of each unknown value, separated by |"),
-        ("witness", _S, "what pitch and yaw come from: poses, log or none"),
+        ("witness", _S, "what pitch and yaw come from: poses, log, both or none"),
     ],
     "samples": [
         ("sample_id", _S, "sample; equal to the clip's id"),

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.media import read_frames
 from pipeline.pose import Estimated, Estimator
 from pipeline.pose.given import Given
 from pipeline.pose.odometry import Odometry
+from pipeline.pose.vipe import Vipe, VipeConfig
 from pipeline.pose.windows import as_json, plain_windows
 from pipeline.sources import SourceConfig
 from pipeline.sources.sidecar import SidecarError
@@ -40,9 +41,16 @@ class PoseConfig(BaseModel):
     """Settings of the pose stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    estimators: tuple[Literal["given", "vo", "none"], ...] = Field(
+    estimators: tuple[Literal["given", "vipe", "vo", "none"], ...] = Field(
         default=("given", "vo", "none"), min_length=1, description="in order; the first that applies is used"
     )
+    vipe: VipeConfig = Field(default=VipeConfig(), description="the estimator vipe, on a machine with a GPU")
+
+    @model_validator(mode="after")
+    def _vipe_can_run(self) -> PoseConfig:
+        if "vipe" in self.estimators and not self.vipe.command:
+            raise ValueError("estimators name vipe: set pose.vipe.command (docs/vipe.md)")
+        return self
 
 
 class Nothing:
@@ -73,9 +81,14 @@ class Pose:
     reads: ClassVar[tuple[str, ...]] = ("poses",)
 
     def __init__(self, config: PoseConfig, source: SourceConfig, cameras: Cameras) -> None:
-        self.config: BaseModel = config
+        self.config: BaseModel = config.model_copy(update={"vipe": config.vipe.asked()})
         odometry = Odometry(cameras)
-        known: dict[str, Estimator] = {"given": Given(source), "vo": odometry, "none": Nothing()}
+        known: dict[str, Estimator] = {
+            "given": Given(source),
+            "vipe": Vipe(config.vipe),
+            "vo": odometry,
+            "none": Nothing(),
+        }
         self._estimators = tuple(known[name] for name in config.estimators)
         self._cameras = odometry.frozen
 

@@ -133,7 +133,7 @@ def diagnose(file: BinaryIO, path: str, members: Sequence[Member], found: list[F
     members that are whole but lie elsewhere are counted in one finding.
     """
     holders = {m["xxh64"]: m["name"] for m in members}
-    actual = _walk(file)
+    actual = walk(file)
     kept: list[Finding] = []
     structure: list[Finding] = []
     moved: list[str] = []
@@ -164,8 +164,8 @@ def diagnose(file: BinaryIO, path: str, members: Sequence[Member], found: list[F
     return kept + (structure or [f for f in found if not f.member])
 
 
-def _walk(file: BinaryIO) -> dict[str, list[tarfile.TarInfo]]:
-    """Members by name, from the headers that can be read."""
+def walk(file: BinaryIO) -> dict[str, list[tarfile.TarInfo]]:
+    """Members of a tar by name, from the headers that can be read, over damaged ones too."""
     found: dict[str, list[tarfile.TarInfo]] = {}
     file.seek(0)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -98,6 +99,30 @@ def unseal(data: bytes, model: type[Record], path: str) -> Record:
     if hashlib.sha256(_canonical(body)).hexdigest() != checksum or seal(record) != data:
         raise StoreError(f"{path} does not match its own checksum; write it again")
     return record
+
+
+def read_inventory(corpus: Store, partition: str) -> Inventory:
+    """The inventory of a partition. Raises StoreError when it is missing, damaged or another partition's."""
+    path = inventory_path(partition)
+    inventory = unseal(corpus.read(path), Inventory, path)
+    if inventory.partition != partition:
+        raise StoreError(f"{path} is the inventory of {inventory.partition}; write it again")
+    return inventory
+
+
+def whole(corpus: Store, partition: str, sizes: Mapping[str, int] | None = None) -> bool:
+    """Is the inventory of a partition sound, and every file that it names there with its size?
+
+    Never raises for damage, and reads the inventory alone: content is `wp2 verify`'s to check.
+    sizes: bytes by path of everything below shards/ and index/, from one listing, where many partitions are
+        asked for; by default each file is looked up.
+    """
+    try:
+        inventory = read_inventory(corpus, partition)
+    except StoreError:  # missing or damaged: not whole, which is the answer
+        return False
+    found = corpus.size if sizes is None else sizes.get
+    return all(found(entry.path) == entry.bytes for entry in inventory.files)
 
 
 def file_entry(corpus: Store, path: str) -> FileEntry:

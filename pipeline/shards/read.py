@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pipeline.shards.inventory import Inventory, inventory_path, partition_names, unseal
+from pipeline.shards.inventory import Inventory, partition_names, read_inventory
 from pipeline.shards.tar import Place
 from pipeline.store import Store, StoreError
 from schemas.sample import index_schema
@@ -34,7 +34,7 @@ def read_inventories(corpus: Store) -> list[Inventory]:
     """Inventories of the published partitions, by name. Raises StoreError when one is damaged."""
     names = partition_names([s.path for s in corpus.list("index")], ".json")
     with ThreadPoolExecutor(_READS_IN_FLIGHT) as pool:
-        return list(pool.map(partial(_inventory, corpus), names))
+        return list(pool.map(partial(read_inventory, corpus), names))
 
 
 def read_index(corpus: Store, columns: Sequence[str] | None = None) -> pa.Table:
@@ -81,8 +81,3 @@ def read_sample(corpus: Store, place: Place, check: bool = True) -> dict[str, by
             raise CorruptMember(member["name"], place["tar"], "is damaged (its checksum differs)")
         members[member["name"].partition(".")[2]] = content
     return members
-
-
-def _inventory(corpus: Store, partition: str) -> Inventory:
-    path = inventory_path(partition)
-    return unseal(corpus.read(path), Inventory, path)

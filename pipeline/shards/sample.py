@@ -19,9 +19,10 @@ from schemas.sample import ActionUnknown, Annotation
 from schemas.timeline import intervals
 
 
-def build(unit: Unit, split: str, media: Path) -> Sample:
+def build(unit: Unit, split: str, media: Path | None) -> Sample:
     """The sample of a clip that passed every stage; one member per suffix of `schemas.sample.FAMILIES`.
 
+    media: the media file, or None where the published media tars are kept; the sample then has none.
     Its bytes depend on the clip and on what its stages made, never on time, attempts or place.
     """
     clip, ingest = unit.clip, unit.receipts["ingest"].facts
@@ -54,12 +55,13 @@ def build(unit: Unit, split: str, media: Path) -> Sample:
         }
     )
     members: dict[str, bytes | Path] = {
-        "mp4": media,
         "json": annotation.model_dump_json().encode(),
         "actions.npy": _npy(actions.rows),
         "grid.npy": _npy(grid.astype(np.int32)),
         "poses.npy": _npy(_pose_rows(read_poses(unit))),
     }
+    if media is not None:
+        members["mp4"] = media
     return Sample(clip.clip_id, about, members)
 
 

@@ -1,28 +1,34 @@
 """The last stage: a partition's clips that passed every other one become its tars, index and inventory.
 
 Unlike the stages of a clip, its unit is a partition; its receipt stands in the ledger under the partition's
-name. Source: DESIGN 2, rule 10.
+name. Source: DESIGN 2, rules 7, 10.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-from pipeline.media import media
-from pipeline.shards.inventory import inventory_path
+from pipeline.media import media, media_sha256
+from pipeline.shards.inventory import file_entry, index_path, inventory_path, read_inventory, whole
+from pipeline.shards.recover import recover
 from pipeline.shards.sample import build
 from pipeline.shards.write import Sample, ShardConfig, write_partition
 from pipeline.stage import Artefact, Receipt, Unit, digest
-from pipeline.store import Store
+from pipeline.store import Store, StoreError
 from schemas import SCHEMA_VERSION
 from schemas.quality import Status
 
 Member = tuple[Unit, str]
 """A clip with the receipts of every stage before, and its split."""
+
+_INVENTORY = "inventory"
 
 
 @dataclass(frozen=True)
@@ -41,32 +47,101 @@ class Shards:
         """Digest of all that reaches a shard: the clips' descriptions and what their stages made."""
         return digest([_seen(unit, split) for unit, split in members])
 
-    def is_fresh(self, held: Receipt, members: list[Member]) -> bool:
-        return held.config == self.identity() and held.inputs == self.inputs(members)
+    def media_inputs(self, members: list[Member]) -> str:
+        """Digest of all that reaches a media tar: ids and files in their order, and how large tars grow."""
+        files = [(unit.clip.clip_id, media_sha256(unit)) for unit, _ in members]
+        return digest(SCHEMA_VERSION, self.version, self.config.target_bytes["media"], files)
 
-    def run(self, partition: str, members: list[Member]) -> Receipt:
-        """Write one partition. members: sorted by clip id. Raises StoreError or ShardError."""
+    def is_fresh(self, held: Receipt, members: list[Member]) -> bool:
+        """Was the partition written from exactly this, with no clip left out, and is it what is published?"""
+        same = held.config == self.identity() and held.inputs == self.inputs(members)
+        return same and not held.reasons and self._published(held)
+
+    def run(self, partition: str, members: list[Member], held: Receipt | None = None) -> Receipt:
+        """Write one partition. members: sorted by clip id. held: the receipt of the last time.
+
+        Media tars that the held receipt vouches for stay, and no media is read. Otherwise a clip that cannot
+        be read any more is taken out of the tars that it stands in, or else left out: the receipt then has a
+        reason "<clip id>: <why>" for it, and is never fresh.
+        Raises StoreError or ShardError.
+        """
         started = time.perf_counter()
-        with contextlib.closing(self._samples(members)) as samples:
-            inventory = write_partition(self.corpus, partition, samples, self.config)
+        written = list(members)
+        reasons: list[str] = []
+        with contextlib.ExitStack() as stack:
+            if self._keeps_media(partition, members, held):
+                keep = ["media"]
+                samples = self._annotations(members)
+            else:
+                keep = []
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wp2-")))
+                recovered = recover(self.corpus, partition, (unit for unit, _ in members), folder)
+                written.clear()
+                samples = self._samples(members, recovered, written, reasons)
+            stack.enter_context(contextlib.closing(samples))
+            inventory = write_partition(self.corpus, partition, samples, self.config, keep)
         path = inventory_path(partition)
+        data = self.corpus.read(path)
+        published = Artefact(
+            name=_INVENTORY, path=path, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+        )
         return Receipt(
             clip_id=partition,
             stage=self.name,
             config=self.identity(),
             inputs=self.inputs(members),
             status=Status.OK,
-            outputs=(Artefact(name="inventory", path=path, bytes=self.corpus.size(path) or 0, sha256=""),),
-            facts={"samples": inventory.samples, "tars": len(inventory.tars)},
-            content=self.inputs(members),
+            reasons=tuple(reasons),
+            outputs=(published,),
+            facts={
+                "samples": inventory.samples,
+                "tars": len(inventory.tars),
+                "skipped": len(reasons),
+                "media_inputs": self.media_inputs(written),
+            },
+            content=self.inputs(written),
             seconds=round(time.perf_counter() - started, 3),
         )
 
+    def _keeps_media(self, partition: str, members: list[Member], held: Receipt | None) -> bool:
+        return (
+            held is not None
+            and held.facts.get("media_inputs") == self.media_inputs(members)
+            and self._published(held)
+            and whole(self.corpus, partition)
+            and file_entry(self.corpus, index_path(partition)) == read_inventory(self.corpus, partition).index
+        )
+
+    def _published(self, held: Receipt) -> bool:
+        """Is the inventory of this receipt the one that stands? A kill between the two loses the receipt."""
+        if not held.has(_INVENTORY):
+            return False
+        entry = held.output(_INVENTORY)
+        if self.corpus.size(entry.path) != entry.bytes:
+            return False
+        return hashlib.sha256(self.corpus.read(entry.path)).hexdigest() == entry.sha256
+
     @staticmethod
-    def _samples(members: list[Member]) -> Generator[Sample, None, None]:
+    def _annotations(members: list[Member]) -> Generator[Sample, None, None]:
         for unit, split in members:
-            with media(unit) as path:
-                yield build(unit, split, path)
+            yield build(unit, split, None)
+
+    @staticmethod
+    def _samples(
+        members: list[Member], recovered: Mapping[str, Path], written: list[Member], reasons: list[str]
+    ) -> Generator[Sample, None, None]:
+        """Samples of what can be read, each told in `written`; of what cannot, a line in `reasons`."""
+        for unit, split in members:
+            name = unit.clip.clip_id
+            with contextlib.ExitStack() as held:
+                try:
+                    path = recovered.get(name) or held.enter_context(media(unit))
+                    sample = build(unit, split, path)
+                except StoreError as error:
+                    reasons.append(f"{name}: {error}")
+                    continue
+                written.append((unit, split))
+                yield sample
 
 
 def _seen(unit: Unit, split: str) -> list[object]:

@@ -9,6 +9,7 @@ else. Plain ustar would hold names of at most 100 characters, and the longest le
 from __future__ import annotations
 
 import hashlib
+import re
 import tarfile
 from pathlib import Path
 from typing import BinaryIO, TypedDict
@@ -60,6 +61,11 @@ def padding(size: int) -> int:
 def tar_path(family: str, partition: str, number: int) -> str:
     """Path of a tar in the corpus."""
     return f"shards/{family}/{partition}-{number:04d}.tar"
+
+
+def tar_pattern(partition: str) -> re.Pattern[str]:
+    """Matches the paths of a partition's tars, of every family."""
+    return re.compile(rf"shards/[a-z]+/{re.escape(partition)}-\d{{4,}}\.tar")
 
 
 class TarWriter:

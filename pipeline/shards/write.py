@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,11 +28,14 @@ from pipeline.shards.inventory import (
     index_path,
     inventory_path,
     partition_names,
+    read_inventory,
     root_hash,
     seal,
     unseal,
+    whole,
 )
-from pipeline.shards.tar import END, Place, ShardError, TarWriter, header, padding, tar_path
+from pipeline.shards.read import read_partition
+from pipeline.shards.tar import END, Place, ShardError, TarWriter, header, padding, tar_path, tar_pattern
 from pipeline.store import Store, StoreError
 from schemas.clip import ID_PATTERN
 from schemas.sample import FAMILIES, index_schema
@@ -65,8 +67,9 @@ class Sample:
     """One sample to write.
 
     facts: the index columns, without sample_id and places.
-    members: content by suffix, for every suffix of every family: bytes, or a local file that is streamed and
-        must stay until the writer asks for the next sample (a generator may hold it open that long).
+    members: content by suffix, for every suffix of every family that is written (a kept one's may be absent):
+        bytes, or a local file that is streamed and must stay until the writer asks for the next sample (a
+        generator may hold it open that long).
     """
 
     sample_id: str
@@ -75,25 +78,35 @@ class Sample:
 
 
 def write_partition(
-    corpus: Store, partition: str, samples: Iterable[Sample], config: ShardConfig
+    corpus: Store,
+    partition: str,
+    samples: Iterable[Sample],
+    config: ShardConfig,
+    keep: Collection[str] = (),
 ) -> Inventory:
     """Write the samples, which come sorted by id, and publish them; the same samples give the same bytes.
 
     A tar is written under a temporary name, flushed, read back and compared member by member, then renamed.
     The index follows, the inventory last. An older inventory of the partition is withdrawn before anything
     that it describes changes, and tars that the new one does not name are removed at the end.
+    keep: families whose published tars stay as they are, unread: their entries and places are carried over.
+        The caller knows that nothing in them would change.
+    Raises StoreError when a family is to be kept and the published partition is not whole.
     Raises ShardError, with nothing published under a new inventory, on an illegal, repeated or unsorted id,
-    on missing or unknown members or facts, and on content that disagrees with schemas.sample.
+    on missing or unknown members or facts, on content that disagrees with schemas.sample, and on other
+    samples than those of a kept family.
     Source: DESIGN rules 2, 10; spec/faults.md S1, S2, S11.
     """
     if not PARTITION_PATTERN.fullmatch(partition) or partition == "root":
         raise ShardError(f"partition {partition!r} must match {PARTITION_PATTERN.pattern} and not be root")
     publisher = _Publisher(corpus, partition)
-    families = {f: _Tars(publisher, f, config.target_bytes[f]) for f in FAMILIES}
+    kept = _kept(corpus, partition, keep)
+    families = {f: kept.get(f) or _Tars(publisher, f, config.target_bytes[f]) for f in FAMILIES}
+    wanted = {s for family, suffixes in FAMILIES.items() if family not in kept for s in suffixes}
     rows: list[dict[str, Any]] = []
     try:
         for sample in samples:
-            _check(sample, rows[-1]["sample_id"] if rows else "")
+            _check(sample, rows[-1]["sample_id"] if rows else "", wanted)
             row = {"sample_id": sample.sample_id, **sample.facts}
             rows.append(row)
             for family, tars in families.items():
@@ -228,6 +241,47 @@ class _Tars:
         return _Open(path, temporary, file, TarWriter(file), [])
 
 
+class _Kept:
+    """A family whose published tars stay, with the face of `_Tars`: gives each sample its old place."""
+
+    def __init__(self, entries: list[FileEntry], rows: list[dict[str, Any]], family: str) -> None:
+        self.entries = entries
+        self._family = family
+        self._places = ((row["sample_id"], row[family]) for row in rows)
+
+    def add(self, sample: Sample, row: dict[str, Any]) -> Place:
+        name, place = next(self._places, ("", None))
+        if place is None or name != sample.sample_id:
+            self._differs(name or "no more", sample.sample_id)
+        return cast(Place, place)
+
+    def close(self) -> None:
+        name, _ = next(self._places, ("", None))
+        if name:
+            self._differs(name, "no more")
+
+    def discard(self) -> None:
+        """Nothing is being written."""
+
+    def _differs(self, held: str, got: str) -> NoReturn:
+        raise ShardError(
+            f"the kept {self._family} tars hold sample {held} where sample {got} comes; write both families"
+        )
+
+
+def _kept(corpus: Store, partition: str, keep: Collection[str]) -> dict[str, _Kept]:
+    if not keep:
+        return {}
+    if not whole(corpus, partition):
+        raise StoreError(
+            f"partition {partition} is not whole, so none of its tars can be kept; write it anew"
+        )
+    inventory = read_inventory(corpus, partition)
+    rows = read_partition(corpus, inventory).to_pylist()
+    tars = {f: [e for e in inventory.tars if e.path.startswith(f"shards/{f}/")] for f in keep}
+    return {family: _Kept(entries, rows, family) for family, entries in tars.items()}
+
+
 def _tar_bytes(contents: Mapping[str, bytes | Path]) -> int:
     total = 0
     for name, content in contents.items():
@@ -236,20 +290,20 @@ def _tar_bytes(contents: Mapping[str, bytes | Path]) -> int:
     return total
 
 
-def _check(sample: Sample, last: str) -> None:
+def _check(sample: Sample, last: str, wanted: Collection[str]) -> None:
     name = sample.sample_id
     if not ID_PATTERN.fullmatch(name):
         raise ShardError(f"sample id {name!r} must match {ID_PATTERN.pattern}: a dot would end the key early")
     if name <= last:
         raise ShardError(f"sample {name} comes after {last}: give samples sorted by id, each once")
-    wanted = {s for suffixes in FAMILIES.values() for s in suffixes}
-    for what, want, got in (
-        ("member", wanted, set(sample.members)),
-        ("fact", set(_FACTS), set(sample.facts)),
+    known = {s for suffixes in FAMILIES.values() for s in suffixes}
+    for what, want, may, got in (
+        ("member", set(wanted), known, set(sample.members)),
+        ("fact", set(_FACTS), set(_FACTS), set(sample.facts)),
     ):
         if missing := sorted(want - got):
             raise ShardError(f"sample {name} lacks the {what} {', '.join(missing)}")
-        if unknown := sorted(got - want):
+        if unknown := sorted(got - may):
             raise ShardError(f"sample {name} has the unknown {what} {', '.join(unknown)}")
 
 
@@ -264,7 +318,7 @@ def _index_bytes(rows: list[dict[str, Any]]) -> bytes:
 def _remove_stale(corpus: Store, inventory: Inventory) -> None:
     """Remove tars that an earlier, longer write of the same partition left."""
     named = {entry.path for entry in inventory.tars}
-    own = re.compile(rf"shards/[a-z]+/{re.escape(inventory.partition)}-\d{{4,}}\.tar")
+    own = tar_pattern(inventory.partition)
     for family in FAMILIES:
         for stat in corpus.list(f"shards/{family}"):
             if own.fullmatch(stat.path) and stat.path not in named:

@@ -63,7 +63,8 @@ class Found:
 class Discovery:
     """found: recordings by path. ignored: other files, counted by suffix. sidecars: size and version of the
     sidecars that lie there, by path. notes: one line each for what the owner of the source should know
-    (missing sidecars, entries without recordings, names that cannot be kept). key_map: what the sidecars are read by."""
+    (missing sidecars, entries without recordings, names that cannot be kept). key_map: what the sidecars are
+    read by."""
 
     found: tuple[Found, ...]
     ignored: Mapping[str, int]

@@ -19,7 +19,6 @@ from pipeline import strict_yaml
 from schemas.clip import Perspective
 from schemas.errors import UserError
 
-
 MAX_FIRST_FRAME = 10_000_000
 """46 hours at 60 fps: what lies beyond is no frame number (a timestamp, say)."""
 

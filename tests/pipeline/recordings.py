@@ -20,7 +20,8 @@ from pipeline.sources import Found, SourceConfig, discover
 from pipeline.sources.found import sidecars_of
 from pipeline.stage import Artefact, Receipt, Unit, run_unit
 from pipeline.store import Store
-from schemas.action import LatentActions
+from schemas.action import LatentActions, RotationRates
+from schemas.camera import Cameras
 from schemas.clip import Clip, FrameTable
 from schemas.pose import PoseTrack
 from schemas.quality import Status
@@ -134,12 +135,14 @@ def label(
     corpus.write("work/frames.parquet", pack(pixels))
     artefact = Artefact(name="frames.parquet", path="work/frames.parquet", bytes=0, sha256="")
     ingest = _receipt("ingest", (artefact,))
-    unit = Unit(clip, "p0", source, corpus, {"ingest": ingest, "gates": _receipt("gates")})
-    posed = run_unit(Pose(pose or PoseConfig(), config), unit)
+    # Nothing was tracked: odometry does not apply.
+    before = {"ingest": ingest, "gates": _receipt("gates"), "observe": _receipt("observe")}
+    unit = Unit(clip, "p0", source, corpus, before)
+    posed = run_unit(Pose(pose or PoseConfig(), config, Cameras()), unit)
     unit = replace(unit, receipts={**unit.receipts, "pose": posed})
     if posed.status is not Status.OK:
         return Labelled(unit, posed, _receipt("actions"))
-    acted = run_unit(Actions(actions or ActionsConfig(), config), unit)
+    acted = run_unit(Actions(actions or ActionsConfig(), config, RotationRates()), unit)
     return Labelled(replace(unit, receipts={**unit.receipts, "actions": acted}), posed, acted)
 
 

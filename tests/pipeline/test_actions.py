@@ -365,6 +365,25 @@ def test_a_clock_that_restarts_is_refused(tmp_path: Path) -> None:
     assert done.actions.reasons[0].startswith("bad_sidecar: run.csv row 30: the clock runs backwards")
 
 
+def test_a_clock_too_far_from_the_video_is_refused_and_a_log_without_rows_too(tmp_path: Path) -> None:
+    since_1970 = 1.7e9 + np.arange(60) / 35
+    done = toy(tmp_path, toy_log(60, t=since_1970), table(60, 35), time="t")
+    assert done.actions.reasons[0].startswith(
+        "bad_sidecar: run.csv: its clock is 1.7e+09 s away from frame 0"
+    )
+    seen = inputs(toy(tmp_path, toy_log(60, t=since_1970), table(60, 35), time="t", clock_start=1.7e9))
+    assert seen["input.W"].notna().all()
+    for more in ({}, {"time": "t"}):
+        done = toy(tmp_path, toy_log(0, t=np.zeros(0)), table(60, 16), **more)
+        assert done.actions.reasons == ("bad_sidecar: run.csv has no rows",)
+
+
+def test_the_largest_counts_add_up_to_finite_float32(tmp_path: Path) -> None:
+    frames = table(60, 30, source_index=np.arange(0, 120, 2))
+    seen = inputs(toy(tmp_path, toy_log(120, MX=np.full(120, 1e30)), frames))
+    assert np.isfinite(seen["input.MX"]).all()
+
+
 def test_a_halved_clip_adds_counts_and_loses_no_press(tmp_path: Path) -> None:
     frames = table(60, 30, source_index=np.arange(0, 120, 2))
     log = toy_log(120, MX=np.arange(120), J=pressed(120, 41))

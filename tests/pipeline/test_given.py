@@ -204,6 +204,13 @@ def test_a_pose_log_that_cannot_be_read_fails_the_clip_with_its_reason(footage: 
     source = small_source(tmp_path, {"x": [0], "y": [0], "z": ["here"], "yaw": [0]}, POSE_ENTRY)
     done = label(source, Store(str(tmp_path / "corpus")), "run.mp4", SourceConfig(), table(1, 30))
     assert done.pose.reasons == ("bad_sidecar: run.csv row 0, column 'z': 'here' is not a number",)
+    for log, says in (
+        ({"x": [0], "y": [0], "z": [0], "yaw": [1e300]}, "run.csv row 0, column 'yaw': 1e+300 is too large"),
+        ({"x": [], "y": [], "z": [], "yaw": []}, "run.csv has no rows"),
+    ):
+        small_source(tmp_path, log, POSE_ENTRY)
+        done = label(source, Store(str(tmp_path / "corpus")), "run.mp4", SourceConfig(), table(1, 30))
+        assert done.pose.reasons[0].startswith(f"bad_sidecar: {says}")
     (tmp_path / "run.csv").unlink()
     done = label(source, Store(str(tmp_path / "corpus")), "run.mp4", SourceConfig(), table(1, 30))
     assert done.pose.reasons[0].startswith("bad_sidecar: run.csv is missing from the source")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from shards_corpus import CONFIG, PARTITION, content, npy, samples, snapshot, write
 
-from pipeline.shards.inventory import Inventory, inventory_path, unseal
+from pipeline.shards.inventory import Inventory, inventory_path, unseal, whole
 from pipeline.shards.read import read_index, read_sample
 from pipeline.shards.tar import ShardError, TarWriter
 from pipeline.shards.verify import verify
@@ -207,3 +207,47 @@ def test_a_file_that_changes_size_while_it_is_read_raises() -> None:
     """/proc files say 0 bytes and give more, as a file that is being appended to does."""
     with pytest.raises(ShardError, match="its file is in use"):
         TarWriter(io.BytesIO()).add("x.mp4", Path("/proc/self/status"))
+
+
+def notes_only(found: tuple[Sample, ...]) -> list[Sample]:
+    return [dataclasses.replace(s, members={k: v for k, v in s.members.items() if k != "mp4"}) for s in found]
+
+
+def test_a_kept_family_needs_no_members_and_keeps_its_files(corpus: Store) -> None:
+    write(corpus)
+    before = snapshot(corpus)
+    media = {s.path: s.version for s in corpus.list("shards/media")}
+    write_partition(corpus, PARTITION, notes_only(samples()), CONFIG, keep=["media"])
+    assert snapshot(corpus) == before
+    assert {s.path: s.version for s in corpus.list("shards/media")} == media
+
+
+def test_a_family_is_kept_only_over_a_whole_partition_and_the_same_samples(corpus: Store) -> None:
+    write(corpus)
+    before = snapshot(corpus)
+    for wrong in (samples()[1:], samples()[:-1], samples()[:3] + samples()[4:]):
+        with pytest.raises(ShardError, match="the kept media tars hold sample"):
+            write_partition(corpus, PARTITION, notes_only(wrong), ONE_TAR, keep=["media"])
+        assert snapshot(corpus) == before
+    corpus.remove(f"shards/media/{PARTITION}-0001.tar")
+    with pytest.raises(StoreError, match="not whole"):
+        write_partition(corpus, PARTITION, notes_only(samples()), CONFIG, keep=["media"])
+
+
+def test_whole_sees_every_missing_and_shortened_file_and_any_change_of_the_inventory(corpus: Store) -> None:
+    write(corpus)
+    files = [p for p in snapshot(corpus) if PARTITION in p]
+    assert whole(corpus, PARTITION) and whole(corpus, "g0000-p00001")
+    for path in files:
+        data = corpus.read(path)
+        for bad in (None, b"", data[:-1], data + b"0"):
+            corpus.remove(path) if bad is None else corpus.write(path, bad)
+            sizes = {s.path: s.size for folder in ("shards", "index") for s in corpus.list(folder)}
+            assert not whole(corpus, PARTITION) and not whole(corpus, PARTITION, sizes)
+        corpus.write(path, data)
+    inventory = corpus.read(inventory_path(PARTITION))
+    for at in range(0, len(inventory), 7):
+        corpus.write(inventory_path(PARTITION), inventory[:at] + b"\xff" + inventory[at + 1 :])
+        assert not whole(corpus, PARTITION)
+    corpus.write(inventory_path(PARTITION), corpus.read(inventory_path("g0000-p00001")))
+    assert not whole(corpus, PARTITION)
