@@ -17,8 +17,10 @@ import pyarrow.parquet as pq
 from pipeline.frames import Picture, frame_pass
 from pipeline.media import media, read_frames
 from pipeline.pose.stage import read_poses, turns
+from pipeline.pose.windows import read_windows
 from pipeline.stage import Unit
 from pipeline.tables import clip_status
+from schemas.action import runs
 from schemas.clip import FrameTable
 from schemas.quality import Status
 
@@ -106,8 +108,9 @@ def _trajectory(axis: Any, unit: Unit) -> None:
     first, last = np.flatnonzero(track.valid)[[0, -1]]
     axis.plot(x[first], y[first], "o", color="black", label="start")
     axis.plot(x[last], y[last], "s", color=_INPUT, label="end")
-    unit_name = "m" if track.scale == "metre" else "unit unknown"
-    axis.set(aspect="equal", xlabel=f"{unit_name}, poses: {track.estimator}")
+    directions = any(w["segment"] < 0 for w in read_windows(unit)["windows"])
+    unit_name = "m" if track.scale == "metre" else "each step counts 1" if directions else "unit unknown"
+    axis.set(aspect="equal", xlabel=f"{unit_name}; poses: {track.estimator}")
     axis.legend(fontsize=8)
     axis.figure.colorbar(where, ax=axis, label="frame", shrink=0.7)
 
@@ -118,8 +121,16 @@ def _yaw(axis: Any, unit: Unit, table: FrameTable) -> None:
     seconds = table.seconds
     pose = unit.receipts.get("pose")
     if pose is not None and pose.status is Status.OK and pose.facts["valid_share"]:
-        rate = turns(read_poses(unit))[:, 0] / np.diff(seconds, append=np.nan)
-        axis.plot(seconds, rate, color=_YAW, lw=1, label="from poses")
+        track = read_poses(unit)
+        rate = turns(track)[:, 0] / np.diff(seconds, append=np.nan)
+        axis.plot(seconds, rate, color=_YAW, lw=1, label=f"from poses: {track.estimator}")
+        for start, stop in runs(~track.valid):
+            axis.axvspan(seconds[start], seconds[min(stop, len(seconds) - 1)], color="0.88", lw=0)
+        for seam in read_windows(unit)["seams"]:
+            style = ":" if seam["verdict"] in ("joined", "directions", "scale_kept") else "-"
+            axis.axvline(seconds[seam["cut"]], color="0.6", lw=0.8, ls=style)
+        notes = f"{track.valid.mean():.1%} of the frames valid (grey: not); lines: seams"
+        axis.text(0.99, 0.02, notes, transform=axis.transAxes, ha="right", fontsize=8, color="0.4")
     else:
         axis.text(0.5, 0.9, "no poses: yaw is unknown", transform=axis.transAxes, ha="center")
         axis.set_yticks([])
