@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import cv2
 import numpy as np
@@ -31,8 +31,9 @@ class ObserveConfig(BaseModel):
     """Settings of the observe stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    track_given: bool = Field(
-        default=False, description="track points also where the game gave poses (to check them)"
+    track: Literal["without_poses", "all", "none"] = Field(
+        default="without_poses",
+        description="clips whose points are tracked for odometry; none where it is not wanted",
     )
 
 
@@ -54,7 +55,7 @@ class Observe:
         # Results of OpenCV do not depend on its threads, but the load of a machine full of workers does.
         cv2.setNumThreads(1)
         views = Views()
-        tracker = Tracker() if unit.clip.poses is None or self.config.track_given else None
+        tracker = Tracker() if self._wanted(unit.clip) else None
         observers: list[Observer] = [views] if tracker is None else [views, tracker]
         with media(unit) as path:
             frame_pass(path, observers)
@@ -74,6 +75,9 @@ class Observe:
             "loop_reason": str(search.reason),
         }
         return Result(Verdict.ok(), files, facts)
+
+    def _wanted(self, clip: Clip) -> bool:
+        return self.config.track == "all" or (self.config.track == "without_poses" and clip.poses is None)
 
 
 def write_tracks(path: Path, tracks: Tracks, turns: Turns) -> None:

@@ -34,8 +34,11 @@ games:
 """
 
 
+PLAIN = parse({"observe": {"track": "none"}}, "test")  # odometry has its own tests
+
+
 def curate(source: str, corpus: Path, config: CurateConfig | None = None, **how: Any) -> Outcome:
-    return run_curate(source, str(corpus), config or CurateConfig(), pool=InProcess(), **how)
+    return run_curate(source, str(corpus), config or PLAIN, pool=InProcess(), **how)
 
 
 def clips(corpus: Path) -> dict[str, dict[str, Any]]:
