@@ -24,7 +24,8 @@ from pipeline.catalogue import Catalogue, to_clips
 from pipeline.flow import Flow, forget
 from pipeline.ledger import Ledger, Receipts
 from pipeline.scan import ScanCache, cache_keys, scan
-from pipeline.shards.inventory import whole
+from pipeline.shards.inventory import read_inventory, whole
+from pipeline.shards.read import read_partition
 from pipeline.shards.stage import Shards
 from pipeline.shards.write import write_root
 from pipeline.sources.found import Discovery
@@ -327,8 +328,23 @@ class Curator:
         fresh = held is not None and self.shards.is_fresh(held, self._ok(partition))
         if fresh and not self.rewrite and whole(self.corpus, partition):
             self._seal(partition, work.mark)
+        elif not self.rewrite and (lost := self._published_and_failed(partition)):
+            self.outcome.shard_failures.append(
+                f"{partition} stay as they were: {len(lost)} clips that stand in them failed now, such as "
+                f"{lost[0]} (`wp2 table CORPUS failures`); repair and use --retry-failed, or drop them "
+                "with --from shards"
+            )
+            self._seal(partition, None)
         else:
             self._whole.append(Task(partition, "", 1))
+
+    def _published_and_failed(self, partition: str) -> list[str]:
+        """Published samples whose clips failed since: a failure never takes a sample away."""
+        if not whole(self.corpus, partition):
+            return []
+        index = read_partition(self.corpus, read_inventory(self.corpus, partition), ["sample_id"])
+        published = index.column("sample_id").to_pylist()
+        return [i for i in published if self._has_failed(self._work[partition], i)]
 
     def _take_shards(self, task: Task, result: Any) -> None:
         if isinstance(result, Lost):

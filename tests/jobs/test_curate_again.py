@@ -93,18 +93,26 @@ def test_a_source_that_moved_is_followed(footage: Path, tmp_path: Path) -> None:
     assert clips(tmp_path / "corpus")["rec.mp4"]["status"] == "ok"
 
 
-def test_a_file_that_was_replaced_is_a_new_clip_and_the_old_tar_stays(footage: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["what the old annotations say", "how the old clip is made"])
+def test_a_file_that_was_replaced_is_a_new_clip_and_the_old_sample_stays(
+    footage: Path, tmp_path: Path, change: str
+) -> None:
     (tmp_path / "s").mkdir()
     shutil.copy(footage / "odd_64x36.mp4", tmp_path / "s/a.mp4")
     curate(f"folder:{tmp_path / 's'}", tmp_path / "corpus")
     tar = next((tmp_path / "corpus/shards/media").iterdir())
     before = tar.read_bytes()
     shutil.copy(footage / "odd_exactly_150f.mp4", tmp_path / "s/a.mp4")
-    licence = parse({"source": {"licence": "CC0-1.0"}}, "test")  # the old partition's annotations change
-    curate(f"folder:{tmp_path / 's'}", tmp_path / "corpus", licence)
+    settings = {"source": {"licence": "CC0-1.0"}, "observe": {"track": "none"}}
+    if change == "how the old clip is made":
+        settings["ingest"] = {"crf": 13}
+    outcome = curate(f"folder:{tmp_path / 's'}", tmp_path / "corpus", parse(settings, "test"))
     assert tar.read_bytes() == before
     assert len(list((tmp_path / "corpus/shards/media").iterdir())) == 2
     assert verify(Store(str(tmp_path / "corpus"))) == []
+    # The old clip cannot be made again: that is said, and its partition stays as it was.
+    kept = [line for line in outcome.shard_failures if "stay as they were" in line]
+    assert len(kept) == len(outcome.shard_failures) == int("ingest" in settings)
 
 
 @pytest.mark.parametrize(("source", "corpus"), [("s", "s/corpus"), ("c/in", "c")])
