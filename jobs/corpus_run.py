@@ -104,7 +104,7 @@ class _Run:
         cameras, games = held.cameras.games, catalogue.games(without="poses")
         if missing := games if everything else games - set(cameras):
             self._pass(catalogue, Observe.name, anew)
-            found = calibrate_cameras(units(self.corpus), missing)
+            found = calibrate_cameras(units(self.corpus), missing, self.config.source)
             freeze(self.corpus, CAMERA, Cameras(games=cameras | found.games))
         rates, games = held.rotation.rates, catalogue.games(having="log")
         if missing := games if everything else games - set(rates):

@@ -16,7 +16,7 @@ from pipeline.observe import TRACKS, read_tracks
 from pipeline.pose.focal import Turns, pool
 from pipeline.pose.stage import read_poses
 from pipeline.rotation import Recording, calibrate, recording
-from pipeline.sources import SourceConfig
+from pipeline.sources import SourceConfig, SourceError
 from pipeline.sources.gameplay import entry_of
 from pipeline.sources.sidecar import SidecarError
 from pipeline.stage import Unit
@@ -31,16 +31,18 @@ MOST_CLIPS = 200
 below what one clip shows."""
 
 
-def calibrate_cameras(units: Iterable[Unit], games: set[str]) -> Cameras:
-    """Cameras of these games from the turns on the spot of their clips, by shape of picture."""
+def calibrate_cameras(units: Iterable[Unit], games: set[str], source: SourceConfig) -> Cameras:
+    """Cameras of these games by shape of picture: as the key map states them, else from the turns on the spot
+    of their clips."""
+    stated: dict[tuple[str, str], CameraRecord] = {}
     turns: dict[tuple[str, str], dict[str, Turns]] = defaultdict(dict)
     for unit in _passed(units, games, "observe"):
-        observed = unit.receipts["observe"]
-        if observed.has(TRACKS):
-            facts = unit.receipts["ingest"].facts
-            key = unit.clip.game, shape_of(int(facts["width"]), int(facts["height"]))
-            if len(turns[key]) < MOST_CLIPS:
-                turns[key][unit.clip.clip_id] = read_tracks(unit)[1]
+        facts = unit.receipts["ingest"].facts
+        key = unit.clip.game, shape_of(int(facts["width"]), int(facts["height"]))
+        if key not in stated and (camera := _stated(unit, source)) is not None:
+            stated[key] = camera
+        if unit.receipts["observe"].has(TRACKS) and len(turns[key]) < MOST_CLIPS:
+            turns[key][unit.clip.clip_id] = read_tracks(unit)[1]
     out: dict[str, dict[str, CameraRecord]] = {game: {} for game in games}
     for (game, shape), clips in turns.items():
         found = pool([clips[i] for i in sorted(clips)])
@@ -52,7 +54,19 @@ def calibrate_cameras(units: Iterable[Unit], games: set[str]) -> Cameras:
             mad=0.0 if found.focal is None else found.mad,
             clips=tuple(i for i in sorted(clips) if len(clips[i].focal)),
         )
+    for (game, shape), camera in stated.items():
+        out[game][shape] = camera
     return Cameras(games=out)
+
+
+def _stated(unit: Unit, source: SourceConfig) -> CameraRecord | None:
+    try:
+        part = entry_of(unit, source).camera
+    except (SourceError, StoreError):  # the key map is gone: what it said is not known
+        return None
+    if part is None:
+        return None
+    return CameraRecord(**part.model_dump(), look_known=True, n=0, mad=0.0)
 
 
 def calibrate_rotation(units: Iterable[Unit], games: set[str], source: SourceConfig) -> RotationRates:

@@ -14,7 +14,7 @@ from pipeline.catalogue import Catalogue, to_clips
 from pipeline.corpus import CorpusError
 from pipeline.ledger import Ledger
 from pipeline.media import read_frames
-from pipeline.pose.stage import read_poses, turns
+from pipeline.pose.stage import read_poses, read_reasons, turns
 from pipeline.pose.windows import read_windows
 from pipeline.shards.inventory import index_path
 from pipeline.stage import Receipt, Unit
@@ -115,12 +115,18 @@ def _clip(partition: str, clip: Clip, split: str, receipts: dict[str, Receipt]) 
         "reasons": "|".join(reasons),
         **{k: facts.get(k) for k in ("frames", "fps", "width", "height", "duration_s", "working_copy")},
         "latents": latents,
+        "log_pose_correlation": _agreement(receipts),
         "why_copied": facts.get("why", ""),
         "loop": _loop(receipts),
         "bytes": clip.bytes,
         "licence": clip.licence,
         "partition": partition,
     }
+
+
+def _agreement(receipts: dict[str, Receipt]) -> float | None:
+    facts = receipts["actions"].facts if "actions" in receipts else {}
+    return float(facts["yaw_log_pose_correlation"]) if facts.get("yaw_latents_compared") else None
 
 
 def _loop(receipts: dict[str, Receipt]) -> str:
@@ -184,6 +190,7 @@ def _poses(unit: Unit) -> Columns:
         "clip_id": [unit.clip.clip_id] * len(track),
         "frame": np.arange(len(track)),
         "valid": track.valid,
+        "reason": read_reasons(unit),
         "x_right": position[0],
         "y_down": position[1],
         "z_forward": position[2],

@@ -13,11 +13,12 @@ class CameraRecord(BaseModel):
     focal: fx as a share of the picture's width; None when too few turns on the spot were seen (`n`).
     mad: spread of single turns, as a share. look: tilt (looking up turns the camera) or shear (it slides the
     picture); look_known: False where the footage does not show which, and `tilt` stands.
-    clips: whose turns were pooled.
+    clips: whose turns were pooled; none where the key map states the camera.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     focal: float | None
+    aspect: float = Field(default=1.0, description="fy / fx; 1 unless it is stated")
     look: str
     look_known: bool
     n: int

@@ -13,11 +13,15 @@ from schemas.stitch import Seam, WindowRow
 
 @dataclass(frozen=True)
 class Estimated:
-    """The track of a clip; of an estimator that works by windows, also these and how they were joined."""
+    """The track of a clip; of an estimator that works by windows, also these and how they were joined.
+
+    reasons: why a frame has no pose, one a frame, where the estimator knows more than that it has none.
+    """
 
     track: PoseTrack
     windows: tuple[WindowRow, ...] = ()
     seams: tuple[Seam, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 class Estimator(Protocol):

@@ -38,7 +38,9 @@ class Odometry:
         focal = camera.focal * tracks.width
         tracked = [WindowTrack(i, s, window_track(steps, s), False, focal) for i, s in enumerate(spans)]
         joined = stitch(tracked, len(table))
-        return Estimated(joined.track, joined.windows, joined.seams)
+        # A frame is invalid for the doubt about the step that arrives in it.
+        reasons = ("", *(str(doubt) for doubt in steps.doubt))
+        return Estimated(joined.track, joined.windows, joined.seams, reasons)
 
     def frozen(self, clip: Clip) -> dict[str, CameraRecord]:
         """What this estimator reads of the frozen records for a clip."""
@@ -52,4 +54,4 @@ class Odometry:
         record = self._cameras.games.get(unit.clip.game, {}).get(shape)
         if record is None or record.focal is None:
             return None
-        return Camera(record.focal, Look(record.look))
+        return Camera(record.focal, Look(record.look), record.aspect)

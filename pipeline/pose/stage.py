@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -104,7 +105,7 @@ class Pose:
             return Result(Verdict.failed(because(Reason.BAD_SIDECAR, str(error))))
         track = found.track
         steps = turns(track)
-        pq.write_table(to_table(track, steps), scratch / POSES, compression="zstd")
+        pq.write_table(to_table(track, steps, found.reasons), scratch / POSES, compression="zstd")
         rows = found.windows or plain_windows(track)
         (scratch / WINDOWS).write_text(json.dumps(as_json(rows, found.seams), sort_keys=True))
         facts: dict[str, Fact] = {
@@ -128,12 +129,14 @@ def turns(track: PoseTrack) -> npt.NDArray[np.float64]:
     return steps
 
 
-def to_table(track: PoseTrack, steps: npt.NDArray[np.float64]) -> pa.Table:
+def to_table(track: PoseTrack, steps: npt.NDArray[np.float64], reasons: Sequence[str] = ()) -> pa.Table:
+    """Rows of poses.parquet. reasons: one a frame, or none."""
     gap = Unknown.NO_POSES if track.estimator == Nothing.name else Unknown.POSE_GAP
+    known = reasons or [""] * len(track)
     columns: dict[str, object] = {
         "frame": np.arange(len(track), dtype=np.int64),
         "valid": track.valid,
-        "reason": ["" if v else str(gap) for v in track.valid],
+        "reason": ["" if v else why or str(gap) for v, why in zip(track.valid, known, strict=True)],
     }
     flat = track.rotation.reshape(-1, 9)
     columns |= {name: flat[:, i] for i, name in enumerate(_ROTATION)}
@@ -166,3 +169,10 @@ def read_poses(unit: Unit) -> PoseTrack:
         up=(up[0], up[1], up[2]) if up else None,
         world=table["world"].to_numpy(),
     )
+
+
+def read_reasons(unit: Unit) -> list[str]:
+    """Why each frame has no pose; "" where it has one."""
+    data = unit.corpus.read(unit.receipts["pose"].output(POSES).path)
+    reasons: list[str] = pq.read_table(io.BytesIO(data), columns=["reason"])["reason"].to_pylist()
+    return reasons

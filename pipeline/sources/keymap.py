@@ -217,6 +217,16 @@ class PosePart(Rows):
         return tuple(n for n in named if n)
 
 
+class CameraPart(_Strict):
+    """The game's camera where it is known; else odometry calibrates it from the pictures."""
+
+    focal: float = Field(gt=0, le=10, description="fx as a share of the picture's width")
+    aspect: float = Field(default=1.0, gt=0.1, le=10, description="fy / fx")
+    look: Literal["tilt", "shear"] = Field(
+        default="tilt", description="looking up turns the camera, or slides the picture"
+    )
+
+
 class Entry(_Strict):
     """One game, or one set of a game's recordings. Two entries may share a game: its rates are the same."""
 
@@ -229,6 +239,7 @@ class Entry(_Strict):
     perspective: Perspective = Perspective.UNKNOWN
     log: LogPart | None = None
     poses: PosePart | None = None
+    camera: CameraPart | None = None
     events: str = Field(default="", description='event log, e.g. "{stem}.events.jsonl"')
 
     @model_validator(mode="after")

@@ -84,6 +84,16 @@ def test_another_kind_of_source_takes_no_labels_away(footage: Path, tmp_path: Pa
     assert clips(tmp_path / "corpus") == before
 
 
+def test_a_camera_that_the_key_map_states_is_the_camera(footage: Path, tmp_path: Path) -> None:
+    gameplay(tmp_path / "g", footage)
+    text = (tmp_path / "g/games.yaml").read_text()
+    (tmp_path / "g/games.yaml").write_text(text + "    camera: {focal: 0.375, aspect: 1.2, look: shear}\n")
+    curate(f"gameplay:{tmp_path / 'g'}", tmp_path / "corpus")
+    rows = [r for b in batches(open_corpus(str(tmp_path / "corpus")), "cameras") for r in b.to_pylist()]
+    stated = {"game": "a_game", "shape": "16/9", "focal": 0.375, "aspect": 1.2, "look": "shear", "n": 0}
+    assert [{k: r[k] for k in stated} for r in rows] == [stated]
+
+
 def test_a_source_that_moved_is_followed(footage: Path, tmp_path: Path) -> None:
     gameplay(tmp_path / "g", footage)
     curate(f"gameplay:{tmp_path / 'g'}", tmp_path / "corpus", only="ingest")

@@ -83,6 +83,15 @@ def test_published_turns_and_poses_have_the_signs_of_the_engine(corpus: Store, f
     assert walks.sum() > 50 and np.median(step[walks]) > 0.5
 
 
+def test_log_and_poses_agree_and_a_frame_without_a_pose_says_why(corpus: Store) -> None:
+    rows = {r["source_path"]: r for b in batches(corpus, "clips") for r in b.to_pylist()}
+    assert rows[f"{CLIP}.mp4"]["log_pose_correlation"] > 0.99
+    poses = [r for b in batches(corpus, "poses", rows[f"{CLIP}.mp4"]["clip_id"]) for r in b.to_pylist()]
+    assert all(bool(r["reason"]) != r["valid"] for r in poses)
+    assert {r["reason"] for r in poses} - {""} <= {"few_points", "disagree", "imprecise", "pose_gap"}
+    assert sum(r["valid"] for r in poses) / len(poses) > 0.95
+
+
 def test_the_loop_is_found_and_the_other_clip_has_none(corpus: Store) -> None:
     loops = {r["source_path"][:6]: r["loop"] for b in batches(corpus, "clips") for r in b.to_pylist()}
     assert loops["nav05_"] == ""
