@@ -40,6 +40,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.shards
 	$(BIN)/python -m benchmarks.runner
 	$(BIN)/python -m benchmarks.ledger
+	$(BIN)/python -m benchmarks.vo
+	$(BIN)/python -m benchmarks.rotation
+	$(BIN)/python -m benchmarks.stitch
 
 lock:
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --all-extras --no-header \
