@@ -153,7 +153,8 @@ def _inputs_table(frames: int, inputs: Inputs | None) -> pa.Table:
 
 def write_actions(path: Path, actions: LatentActions, grid: timeline.Grid) -> None:
     """rows float32 [T, 6], grid int32 [G], about: JSON with witness and reasons. Same input, same bytes."""
-    about = json.dumps({"witness": actions.witness, "reasons": actions.reasons}, sort_keys=True)
+    held = {"schema_version": SCHEMA_VERSION, "witness": actions.witness, "reasons": actions.reasons}
+    about = json.dumps(held, sort_keys=True)
     np.savez(path, rows=actions.rows, grid=grid.frames.astype(np.int32), about=np.array(about))
 
 

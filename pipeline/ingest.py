@@ -27,6 +27,7 @@ from pipeline.picture import FULL_RANGE
 from pipeline.stage import Fact, Result, Unit
 from pipeline.store import sha256_file
 from pipeline.timing import Timing, plan
+from schemas import SCHEMA_VERSION
 from schemas.clip import Clip, FrameTable
 from schemas.quality import Reason, Verdict, because
 from schemas.timeline import windows
@@ -312,5 +313,5 @@ def _source_report(decoded: Decoded) -> dict[str, Any]:
 
 
 def _write(folder: Path, report: dict[str, Any]) -> None:
-    text = json.dumps(report, sort_keys=True, indent=1, default=str)
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **report}, sort_keys=True, indent=1, default=str)
     (folder / REPORT).write_text(text + "\n")

@@ -21,6 +21,7 @@ from pipeline.media import media
 from pipeline.pose.focal import Turns, find_turns
 from pipeline.pose.tracks import Tracker, Tracks
 from pipeline.stage import Fact, Result, Unit
+from schemas import SCHEMA_VERSION
 from schemas.clip import Clip
 from schemas.quality import Verdict
 
@@ -84,6 +85,7 @@ def write_tracks(path: Path, tracks: Tracks, turns: Turns) -> None:
     """Tracks and turns on the spot in one file; the same input gives the same bytes."""
     np.savez_compressed(
         path,
+        schema_version=np.array(SCHEMA_VERSION),
         at=tracks.at,
         linked=np.packbits(tracks.linked, axis=1),
         repeat=tracks.repeat,

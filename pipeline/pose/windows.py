@@ -8,11 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.stage import Unit
+from schemas import SCHEMA_VERSION
 from schemas.pose import PoseTrack, Scale
 from schemas.stitch import Seam, WindowRow
 from schemas.timeline import windows
 
-Rows = dict[str, list[dict[str, Any]]]
+Rows = dict[str, Any]
+"""windows, seams: a list of rows each; schema_version."""
 
 
 def plain_windows(track: PoseTrack) -> tuple[WindowRow, ...]:
@@ -37,7 +39,11 @@ def plain_windows(track: PoseTrack) -> tuple[WindowRow, ...]:
 
 
 def as_json(rows: Sequence[WindowRow], seams: Sequence[Seam]) -> Rows:
-    return {"windows": [asdict(r) for r in rows], "seams": [asdict(s) for s in seams]}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "windows": [asdict(r) for r in rows],
+        "seams": [asdict(s) for s in seams],
+    }
 
 
 def read_windows(unit: Unit) -> Rows:
