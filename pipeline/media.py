@@ -134,7 +134,11 @@ def read_table(source: Unit | bytes) -> MediaTable:
     """The whole table of a unit that ingest has done, or of the bytes of its frames.parquet."""
     if isinstance(source, bytes):
         return unpack(source)
-    return unpack(source.corpus.read(source.receipts["ingest"].output(FRAMES).path))
+    path = source.receipts["ingest"].output(FRAMES).path
+    try:
+        return unpack(source.corpus.read(path))
+    except pa.ArrowInvalid:
+        raise StoreError(f"{path} is damaged: run `wp2 curate` again with --from ingest") from None
 
 
 def read_frames(source: Unit | bytes) -> FrameTable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from schemas.pose import PoseTrack, Scale, turn_between
 from schemas.quality import Reason, Unknown, Verdict, because
 
 POSES = "poses.parquet"
+_REMEDY = "run `wp2 curate` again with --from pose"
 WINDOWS = "windows.json"
 AMBIGUOUS_DEG = 90.0
 """A turn of more than this between two frames may be half of something else (spec/faults.md P8)."""
@@ -156,8 +156,7 @@ def to_table(track: PoseTrack, steps: npt.NDArray[np.float64], reasons: Sequence
 
 def read_poses(unit: Unit) -> PoseTrack:
     """The track of a clip, from the pose stage's output."""
-    data = unit.corpus.read(unit.receipts["pose"].output(POSES).path)
-    table = pq.read_table(io.BytesIO(data))
+    table = unit.corpus.table(unit.receipts["pose"].output(POSES).path, _REMEDY)
     about = {k.decode(): v.decode() for k, v in table.schema.metadata.items()}
     up = [float(v) for v in about["up"].split()]
     return PoseTrack(
@@ -173,6 +172,6 @@ def read_poses(unit: Unit) -> PoseTrack:
 
 def read_reasons(unit: Unit) -> list[str]:
     """Why each frame has no pose; "" where it has one."""
-    data = unit.corpus.read(unit.receipts["pose"].output(POSES).path)
-    reasons: list[str] = pq.read_table(io.BytesIO(data), columns=["reason"])["reason"].to_pylist()
+    path = unit.receipts["pose"].output(POSES).path
+    reasons: list[str] = unit.corpus.table(path, _REMEDY, columns=["reason"])["reason"].to_pylist()
     return reasons

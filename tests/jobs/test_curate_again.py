@@ -229,3 +229,16 @@ def test_ctrl_c_says_that_the_same_command_goes_on(footage: Path, tmp_path: Path
     run.send_signal(signal.SIGINT)
     assert "wp2: stopped; the same command goes on from here" in run.communicate(timeout=60)[1]
     assert run.returncode == 130
+
+
+@pytest.mark.parametrize(("file", "table"), [("frames.parquet", "frames"), ("poses.parquet", "poses")])
+def test_a_damaged_work_file_is_named_with_what_to_do(
+    footage: Path, tmp_path: Path, file: str, table: str
+) -> None:
+    (tmp_path / "s").mkdir()
+    shutil.copy(footage / "odd_64x36.mp4", tmp_path / "s/a.mp4")
+    curate(f"folder:{tmp_path / 's'}", tmp_path / "corpus")
+    path = next((tmp_path / "corpus/work").rglob(f"*.{file}"))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(StoreError, match=rf"{file}.* is damaged: .*--from "):
+        list(batches(open_corpus(str(tmp_path / "corpus")), table))
