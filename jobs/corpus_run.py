@@ -63,11 +63,13 @@ def run_curate(
         progress.enter("start")
         with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
             run = _Run(corpus, config, f"{kind}:{store.url}", used, progress, retry_failed)
-            catalogue = run.curator(only, shards=False).update_catalogue(store, listing)
+            scanner = run.curator(only, shards=False)
+            catalogue = scanner.update_catalogue(store, listing)
             if only in (None, Shards.name, Actions.name):
                 anew = run.calibrate(catalogue, anew, recalibrate)
             outcome = run.curator(only, only in (None, Shards.name), anew).run(catalogue)
-    return replace(outcome, ignored=dict(listing.ignored), notes=listing.notes)
+    unreadable = scanner.outcome.unreadable
+    return replace(outcome, unreadable=unreadable, ignored=dict(listing.ignored), notes=listing.notes)
 
 
 @dataclass(frozen=True)

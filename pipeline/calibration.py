@@ -80,7 +80,7 @@ def calibrate_rotation(units: Iterable[Unit], games: set[str], source: SourceCon
         try:
             part = entry_of(unit, source).log
             inputs = read_inputs(unit.source, unit.clip.log.path, part, table) if part else None
-        except (SidecarError, StoreError):
+        except (SidecarError, SourceError, StoreError):
             continue
         if inputs is not None and track.valid.any():
             chosen[unit.clip.game].append(recording(unit.clip, table, inputs, track))

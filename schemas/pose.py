@@ -23,18 +23,6 @@ class Scale(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Intrinsics:
-    """Pinhole camera in pixels of a width x height picture."""
-
-    fx: float
-    fy: float
-    cx: float
-    cy: float
-    width: int
-    height: int
-
-
-@dataclass(frozen=True, slots=True)
 class PoseTrack:
     """Poses of F consecutive frames, camera-to-world, OpenCV axes.
 

@@ -23,7 +23,6 @@ class Reason(StrEnum):
     TRUNCATED = "truncated"
     DECODE_DAMAGE = "decode_damage"
     VFR = "vfr"
-    DUPLICATE_CONTENT = "duplicate_content"
     # rejected at the gates
     TOO_SHORT = "too_short"
     BELOW_GRID_RATE = "below_grid_rate"

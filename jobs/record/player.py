@@ -34,7 +34,7 @@ FOES = (
 PRESSES = ((1, 7.75, 7.44), (2, 16.11, 15.41), (3, 24.40, 23.43))
 USE_RANGE = 56.0  # the engine's is 64
 STUCK_TICS = 35
-CLOSE_UNITS, CLOSE_DEGREES = 0.6, 0.5  # what counts as back at the start
+CLOSE_UNITS = 0.6  # what counts as back at the start
 
 
 class NoRoute(Exception):

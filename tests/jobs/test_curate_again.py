@@ -147,6 +147,19 @@ def test_failures_of_earlier_runs_count_against_the_budget(footage: Path, tmp_pa
     assert clips(tmp_path / "corpus")["rec.mp4"]["status"] == "ok"
 
 
+def test_a_file_that_cannot_be_read_is_named_and_tried_again(footage: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    shutil.copy(footage / "odd_64x36.mp4", tmp_path / "s/a.mp4")
+    (tmp_path / "s/gone.mp4").symlink_to(tmp_path / "not there.mp4")
+    outcome = curate(f"folder:{tmp_path / 's'}", tmp_path / "corpus")
+    assert [line.split(":")[0] for line in outcome.unreadable] == ["gone.mp4"]
+    assert clips(tmp_path / "corpus")["a.mp4"]["status"] == "ok"
+    shutil.copy(footage / "odd_exactly_150f.mp4", tmp_path / "not there.mp4")
+    outcome = curate(f"folder:{tmp_path / 's'}", tmp_path / "corpus")
+    assert outcome.unreadable == []
+    assert clips(tmp_path / "corpus")["gone.mp4"]["status"] == "ok"
+
+
 def test_from_shards_writes_the_tars_again_and_nothing_else(footage: Path, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     shutil.copy(footage / "odd_64x36.mp4", tmp_path / "s/a.mp4")
