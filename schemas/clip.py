@@ -20,19 +20,26 @@ class Perspective(StrEnum):
     UNKNOWN = "unknown"
 
 
+class ClipKind(StrEnum):
+    NAVIGATION = "navigation"
+    EVENT = "event"
+
+
 class Sidecar(BaseModel):
-    """A file that belongs to a recording: its input log, pose log or event log."""
+    """A file that belongs to a recording: its input log, pose log or event log, or its signals."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    path: str = Field(description="path relative to the source root")
+    path: str = Field(description="path relative to the source root; of signals, to the corpus")
     digest: str = Field(description="digest of the part that is read (mapped columns), hex")
 
 
 class Clip(BaseModel):
     """One row of the catalogue: where a clip comes from. Frozen once its generation is published.
 
-    `clip_id` is derived from content alone (sha256 of the video's bytes), so a renamed or moved file is the
-    same clip and two equal files are one. Source: DESIGN rule 8.
+    A clip is the presented frames [start, stop) of a file, or all of it where stop is 0. `clip_id` is derived
+    from content alone (sha256 of the file's bytes, and the frames of a part), so a renamed or moved file
+    gives the same clips and two equal files are one. A recording that is not cut yet is a row of the same
+    shape in the catalogue of recordings. Source: DESIGN 2, rule 8.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,14 +48,20 @@ class Clip(BaseModel):
     source: str = Field(default="", description="kind:url of the source it was last found in")
     source_path: str = Field(description="path relative to the source root, as found")
     also_at: tuple[str, ...] = Field(default=(), description="other paths with the same bytes")
-    bytes: int
-    sha256: str
+    bytes: int = Field(description="size of the source file")
+    sha256: str = Field(description="of the source file")
+    start: int = Field(default=0, ge=0, description="first presented frame of the file")
+    stop: int = Field(default=0, ge=0, description="last presented frame + 1; 0: the file is one clip")
+    kind: ClipKind = ClipKind.NAVIGATION
     game: str = Field(default="", description="name in the key map; empty when there is none")
     perspective: Perspective = Perspective.UNKNOWN
     licence: str = Field(default="", description="licence of the pictures, as the source states it")
     log: Sidecar | None = None
     poses: Sidecar | None = None
     events: Sidecar | None = None
+    signals: Sidecar | None = Field(
+        default=None, description="what the cutting stage saw, a row a frame of the source file"
+    )
 
     @field_validator("clip_id", "recording_id")
     @classmethod
@@ -69,6 +82,8 @@ class FrameTable:
     pixels: uint64 [F], xxh3 of the decoded picture: all visible planes in the file's own pixel format.
     ok: bool [F], False where the decoder reported damage or had to conceal.
     repeat: bool [F], the picture is bit-equal to the one before it.
+    origin: time of frame 0 in the source file, in seconds from its first presented frame, exact; not 0 where
+        the clip is a part of a recording. Logs and events run on the recording's clock.
     Source: DESIGN rule 1; spec/faults.md D1, D2, D4.
     """
 
@@ -78,6 +93,7 @@ class FrameTable:
     pixels: npt.NDArray[np.uint64]
     ok: npt.NDArray[np.bool_]
     repeat: npt.NDArray[np.bool_]
+    origin: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
         n = len(self.pts)

@@ -1,0 +1,1 @@
+"""Captions: what to show, what to ask, what to accept."""

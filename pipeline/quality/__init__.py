@@ -1,0 +1,1 @@
+"""Quality of clips: visual axes, smoothness, thresholds, policy."""
