@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline import strict_yaml
 from pipeline.actions import ActionsConfig
+from pipeline.caption.stage import CaptionConfig, ServeConfig
+from pipeline.clips.segments import ClipsConfig
 from pipeline.gates import GatesConfig
 from pipeline.ingest import IngestConfig
 from pipeline.observe import ObserveConfig
@@ -18,6 +20,7 @@ from pipeline.pose.stage import PoseConfig
 from pipeline.shards.write import ShardConfig
 from pipeline.sources import SourceConfig
 from schemas.errors import UserError
+from schemas.policy import Policy
 
 
 class ConfigError(UserError):
@@ -47,11 +50,19 @@ class CurateConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     source: SourceConfig = Field(default=SourceConfig(), description="what to read of a source")
+    clips: ClipsConfig = Field(
+        default=ClipsConfig(), description="how new recordings are cut; clips that exist keep their frames"
+    )
     ingest: IngestConfig = Field(default=IngestConfig(), description="strict decode and working copies")
     gates: GatesConfig = Field(default=GatesConfig(), description="what is rejected before any dear stage")
     observe: ObserveConfig = Field(default=ObserveConfig(), description="the pass that analyses pictures")
     pose: PoseConfig = Field(default=PoseConfig(), description="camera poses")
     actions: ActionsConfig = Field(default=ActionsConfig(), description="inputs and the action rows")
+    caption: CaptionConfig = Field(default=CaptionConfig(), description="structured captions")
+    serve: ServeConfig = Field(
+        default=ServeConfig(), description="where a captioning model is served, and what it may cost"
+    )
+    select: Policy = Field(default=Policy(), description="which clips deserve training; rewrites no tar")
     shards: ShardConfig = Field(default=ShardConfig(), description="tars and index")
     run: RunConfig = Field(default=RunConfig(), description="how the run is carried out")
     storage: dict[str, Any] = Field(

@@ -13,16 +13,23 @@ from jobs.curate import Curator, Outcome
 from jobs.package import package_env
 from jobs.progress import Progress
 from jobs.runner import Pool, RayPool
+from jobs.select import CLIP_STAGES
 from jobs.stages import STAGES, Statistics, flow
 from pipeline.actions import Actions
 from pipeline.calibration import CAMERA, ROTATION, calibrate_cameras, calibrate_rotation
+from pipeline.caption.stage import Caption
 from pipeline.catalogue import Catalogue
+from pipeline.clips.stage import Clips
 from pipeline.corpus import keep_apart, open_corpus, require_catalogue, sole_writer
-from pipeline.flow import forget
+from pipeline.flow import Flow, StageOrderError, forget
 from pipeline.observe import Observe
 from pipeline.pose.stage import Pose
+from pipeline.quality.select import Report, select
+from pipeline.quality.stage import Quality
+from pipeline.recordings import clip_rows, recordings_of
 from pipeline.shards.stage import Shards
 from pipeline.sources import discover, open_source
+from pipeline.sources.found import Discovery
 from pipeline.statistics import freeze
 from pipeline.store import Store
 from pipeline.tables import units
@@ -57,18 +64,34 @@ def run_curate(
     with sole_writer(corpus), progress:
         progress.enter("list")
         corpus.sweep()
+        recordings_of(corpus).sweep()
         listing = discover(kind, store, config.source)
-        if anew not in (None, Shards.name):  # refuse a wrong name before anything starts
+        if anew == Clips.name:
+            raise StageOrderError("a recording is cut once, when it is new: to cut again, make a new corpus")
+        # A wrong name is refused before anything starts.
+        if only != Clips.name and anew not in (None, Shards.name):
             forget({}, flow(config, corpus, Statistics.newest(corpus), only).stages, anew)
         progress.enter("start")
         with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
             run = _Run(corpus, config, f"{kind}:{store.url}", used, progress, retry_failed)
-            scanner = run.curator(only, shards=False)
-            catalogue = scanner.update_catalogue(store, listing)
-            if only in (None, Shards.name, Actions.name):
+            cutter = run.cutter()
+            cutter.run(cutter.update_catalogue(store, listing))
+            catalogue = Catalogue.load(corpus).update(
+                clip_rows(corpus, Catalogue.load(corpus)), config.run.partition_size, config.run.val_share
+            )
+            if only == Clips.name:
+                return _told(cutter.outcome, cutter, listing)
+            if only in (None, Shards.name, Actions.name, Quality.name, Caption.name):
                 anew = run.calibrate(catalogue, anew, recalibrate)
-            outcome = run.curator(only, only in (None, Shards.name), anew).run(catalogue)
-    unreadable = scanner.outcome.unreadable
+            whole = only in (None, Shards.name)
+            outcome = run.curator(only, whole, anew).run(catalogue)
+            if whole:
+                outcome.selection = run.select()
+    return _told(outcome, cutter, listing)
+
+
+def _told(outcome: Outcome, cutter: Curator, listing: Discovery) -> Outcome:
+    unreadable = cutter.outcome.unreadable
     return replace(outcome, unreadable=unreadable, ignored=dict(listing.ignored), notes=listing.notes)
 
 
@@ -82,6 +105,32 @@ class _Run:
     pool: Pool
     progress: Progress
     retry_failed: bool
+
+    def cutter(self) -> Curator:
+        """The pass over the recordings that are new: each is cut once."""
+        store = recordings_of(self.corpus)
+        cut = Flow((Clips(self.config.clips, self.config.source),), store, self.config.storage)
+        return Curator(
+            store,
+            self.config,
+            self.source,
+            cut,
+            None,
+            self.pool,
+            self.progress,
+            retry_failed=self.retry_failed,
+            alone=True,
+        )
+
+    def select(self) -> Report:
+        """Tiers for every clip, by the policy: an index is never left without."""
+        self.progress.enter("select")
+
+        def tell(done: int, of: int) -> None:
+            self.progress.finished, self.progress.total = done, of
+            self.progress.tick()
+
+        return select(self.corpus, self.config.select, CLIP_STAGES, tell)
 
     def curator(self, only: str | None, shards: bool, anew: str | None = None) -> Curator:
         """A pass with the newest frozen records."""

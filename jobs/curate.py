@@ -1,6 +1,7 @@
 """`wp2 curate`: a source of clips to verified shards, resumable after any death.
 
-    discover -> scan (digests; a new generation) -> each clip through the stages -> shards a partition -> root
+    discover -> scan (digests; new recordings) -> the cut -> new clips (a generation) -> each clip through the
+    stages -> shards a partition -> root
 
 The driver holds the receipts of the partitions in work and of no others. Every outcome reaches the ledger; a
 kill loses at most the receipts of the last seconds, whose units then make the same bytes again.
@@ -23,6 +24,7 @@ from jobs.runner import Lost, Pool, RunnerError
 from pipeline.catalogue import Catalogue, to_clips
 from pipeline.flow import Flow, forget
 from pipeline.ledger import Ledger, Receipts
+from pipeline.quality.select import Report
 from pipeline.scan import ScanCache, cache_keys, scan
 from pipeline.shards.inventory import read_inventory, whole
 from pipeline.shards.read import read_partition
@@ -73,7 +75,8 @@ class Outcome:
     """What a run did: clips it brought to their end, by status, and the partitions it wrote.
 
     unreadable: files of the source that gave no bytes, one line each; the next run tries them again.
-    seconds: wall time from the first task of a clip to the last result.
+    seconds: wall time from the first task of a clip to the last result. selection: what the tiers came to,
+    where shards were written.
     """
 
     counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
@@ -84,6 +87,7 @@ class Outcome:
     seconds: float = 0.0
     ignored: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    selection: Report | None = None
 
 
 def run_clip(flow: Flow, unit: Unit, attempt: int) -> list[Receipt]:
@@ -102,8 +106,9 @@ class Curator:
     """One run over one corpus.
 
     source: "kind:url"; clips that another source brought are left as they are. shards: None leaves tars
-    unwritten. anew: this stage and all after it are made again; "shards": the tars alone. retry_failed:
-    failed clips get new attempts.
+    unwritten. alone: there are no shards to come: a partition whose units are done is done (recordings).
+    anew: this stage and all after it are made again; "shards": the tars alone. retry_failed: failed clips get
+    new attempts.
     Raises BudgetExceeded after the running tasks have ended and the ledger is written.
     """
 
@@ -118,7 +123,9 @@ class Curator:
         progress: Progress,
         anew: str | None = None,
         retry_failed: bool = False,
+        alone: bool = False,
     ) -> None:
+        self.alone = alone
         self.corpus, self.config, self.source, self.flow, self.shards = corpus, config, source, flow, shards
         self.pool, self.progress, self.retry_failed = pool, progress, retry_failed
         self.rewrite = anew == Shards.name
@@ -136,10 +143,10 @@ class Curator:
     # --- the catalogue ---
 
     def update_catalogue(self, source: Store, listing: Discovery) -> Catalogue:
-        """Digest what is new in a listing, and publish the next generation when there is one.
+        """Digest what is new in a listing, and publish the next generation of recordings when there is one.
 
-        A clip that another source brought keeps its description while that source is there; once it is gone,
-        the clip follows the source where it is found now.
+        A recording that another source brought keeps its description while that source is there; once it is
+        gone, it follows the source where it is found now.
         """
         self.progress.enter("scan")
         found = self._scan(source, listing)
@@ -186,7 +193,7 @@ class Curator:
     def run(self, catalogue: Catalogue) -> Outcome:
         """Bring every clip of the catalogue to its end, and every partition to its shards."""
         self.progress.total, self.progress.finished = len(catalogue), 0
-        self.progress.enter("clips")
+        self.progress.enter("recordings" if self.alone else "clips")
         flow, shards = self.pool.share(self.flow), self.pool.share(self.shards)
         new = self._open_clips(catalogue)
         started = time.perf_counter()
@@ -227,7 +234,7 @@ class Curator:
         for name, part in catalogue.parts.items():
             mark = digest(self._base, part.digest)
             marked = name in files and files[name].mark == mark
-            if marked and not again and whole(self.corpus, name, sizes):
+            if marked and not again and (self.alone or whole(self.corpus, name, sizes)):
                 self.progress.finished += part.rows
                 self.outcome.already_done += part.rows
                 continue
@@ -322,7 +329,7 @@ class Curator:
         """Every clip of a partition is at its end: write its shards, unless they are fresh or not wanted."""
         work = self._work[partition]
         if self.shards is None or work.elsewhere:
-            self._seal(partition, None)
+            self._seal(partition, work.mark if self.alone and not work.elsewhere else None)
             return
         held = self._held(partition)
         fresh = held is not None and self.shards.is_fresh(held, self._ok(partition))

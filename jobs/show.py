@@ -1,8 +1,9 @@
-"""`wp2 show`: one clip as a picture: contact sheet, trajectory from above, yaw rate against its log."""
+"""`wp2 show`: one clip as a picture: frames, trajectory from above, yaw rate against its log, its scores."""
 
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.frames import Picture, frame_pass
 from pipeline.media import media, read_frames
 from pipeline.pose.stage import read_poses, turns
 from pipeline.pose.windows import read_windows
+from pipeline.quality.stage import SCORES, SMOOTHNESS, read_quality
 from pipeline.stage import Unit
 from pipeline.tables import clip_status
 from schemas.action import runs
@@ -25,6 +27,8 @@ from schemas.clip import FrameTable
 from schemas.quality import Status
 
 PICTURES = 12
+NUMBERED = 24
+"""Most windows whose scores are written out; of more, the colours are shown alone."""
 _YAW, _INPUT = "#1f6f8b", "#d1495b"
 
 
@@ -45,18 +49,22 @@ class _Contact:
 
 def draw(unit: Unit, target: Path) -> None:
     """Draw a clip to a PNG. A clip without frames gets its verdict in words."""
-    figure = plt.figure(figsize=(15, 9), layout="constrained")
+    quality = unit.receipts.get("quality")
+    scored = quality is not None and quality.status is Status.OK
+    figure = plt.figure(figsize=(15, 12 if scored else 9), layout="constrained")
     figure.suptitle(_title(unit), ha="left", x=0.01, fontsize=11, family="monospace")
     ingest = unit.receipts.get("ingest")
     if ingest is None or not ingest.has("frames.parquet"):
         figure.text(0.02, 0.8, "no frame of this clip was decoded", fontsize=14)
     else:
         table = read_frames(unit)
-        sheet, below = figure.subfigures(2, 1, height_ratios=(9, 11))
+        sheet, below, *rest = figure.subfigures(2 + scored, 1, height_ratios=(9, 11, 7)[: 2 + scored])
         _contact_sheet(sheet, unit, table)
         left, right = below.subplots(1, 2, width_ratios=(1, 2))
         _trajectory(left, unit)
         _yaw(right, unit, table)
+        if scored:
+            _scores(rest[0].subplots(), unit, table)
     figure.savefig(target, dpi=100)
     plt.close(figure)
 
@@ -153,6 +161,31 @@ def _yaw(axis: Any, unit: Unit, table: FrameTable) -> None:
     axis.axhline(0, color="0.8", lw=0.5)
     if axis.get_legend_handles_labels()[1]:
         axis.legend(fontsize=8, loc="upper left")
+
+
+def _scores(axis: Any, unit: Unit, table: FrameTable) -> None:
+    """Scores as a grid: a row an axis, a column a window; grey where a score is unknown."""
+    rows, facts = read_quality(unit), unit.receipts["quality"].facts
+    grid = np.array([rows[name].to_numpy(zero_copy_only=False) for name in SCORES], np.float64)
+    colours = plt.get_cmap("RdYlGn").with_extremes(bad="0.85")
+    shown = axis.imshow(grid, vmin=0, vmax=1, cmap=colours, aspect="auto", alpha=0.8)
+    medians = [f"{facts[f'q_{name}']:.2f}" if f"q_{name}" in facts else "unknown" for name in SCORES]
+    labels = [f"{name.replace('_', ' ')}  {m}" for name, m in zip(SCORES, medians, strict=True)]
+    axis.set_yticks(range(len(SCORES)), labels)
+    every = max(1, math.ceil(rows.num_rows / NUMBERED))
+    starts = rows["start"].to_numpy()
+    axis.set_xticks(
+        range(0, rows.num_rows, every), [f"{table.seconds[k]:.1f} s" for k in starts[::every]], fontsize=8
+    )
+    overlays = ", ".join(f"{n} {facts[n]}" for n in ("hud_share", "text_share", "watermark") if n in facts)
+    title = f"scores by window, and their median; aesthetics by {facts['aesthetics_by']}; {overlays}"
+    axis.set_title(title.removesuffix("; "), fontsize=10)
+    if rows.num_rows <= NUMBERED:
+        for (row, window), value in np.ndenumerate(grid):
+            by = rows["smoothness_by"][window].as_py() if SCORES[row] == SMOOTHNESS else ""
+            text = "" if np.isnan(value) else f"{value:.2f}" + (f"\n{by}" if by and value < 0.9 else "")
+            axis.text(window, row, text, ha="center", va="center", fontsize=8)
+    axis.figure.colorbar(shown, ax=axis, shrink=0.8, pad=0.01)
 
 
 def _turn_inputs(unit: Unit) -> dict[str, npt.NDArray[np.float64]]:

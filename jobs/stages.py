@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from jobs.config import CurateConfig
 from pipeline.actions import Actions
 from pipeline.calibration import CAMERA, ROTATION
+from pipeline.caption.stage import Caption
+from pipeline.clips.stage import Clips
 from pipeline.flow import Flow, select
 from pipeline.gates import Gates
 from pipeline.ingest import Ingest
 from pipeline.observe import Observe
 from pipeline.pose.stage import Pose
+from pipeline.quality.stage import Quality
 from pipeline.shards.stage import Shards
 from pipeline.stage import Stage
 from pipeline.statistics import newest
@@ -19,7 +22,17 @@ from pipeline.store import Store
 from schemas.action import RotationRates
 from schemas.camera import Cameras
 
-STAGES = (Ingest.name, Gates.name, Observe.name, Pose.name, Actions.name, Shards.name)
+STAGES = (
+    Clips.name,
+    Ingest.name,
+    Gates.name,
+    Observe.name,
+    Pose.name,
+    Actions.name,
+    Quality.name,
+    Caption.name,
+    Shards.name,
+)
 
 
 @dataclass(frozen=True)
@@ -45,5 +58,7 @@ def flow(config: CurateConfig, corpus: Store, statistics: Statistics, only: str 
         Observe(config.observe),
         Pose(config.pose, config.source, statistics.cameras),
         Actions(config.actions, config.source, statistics.rotation),
+        Quality(),
+        Caption(config.caption, config.source, config.serve),
     )
     return Flow(select(stages, None if only == Shards.name else only), corpus, config.storage)

@@ -72,7 +72,7 @@ class Alignment:
 
 
 def align(table: FrameTable, part: LogPart | PosePart, columns: Columns, path: str) -> Alignment:
-    """Rows of a log against the frames of the media file.
+    """Rows of a log against the frames of the media file, on the clock of the recording that it belongs to.
 
     With `row: previous` a row brought its frame about, so it belongs to the step before. Raises SidecarError
     when the clock runs backwards or has gaps (two recordings in one log must be split), or is nowhere near
@@ -88,7 +88,7 @@ def align(table: FrameTable, part: LogPart | PosePart, columns: Columns, path: s
     if np.any(np.diff(times) < 0):
         row = int(np.flatnonzero(np.diff(times) < 0)[0]) + 1
         raise SidecarError(f"{path} row {row}: the clock runs backwards; split the recording there")
-    seconds = times - part.clock_start
+    seconds = times - part.clock_start - float(table.origin)
     if np.abs(seconds).max() > (limit := _longest(table)):
         far = seconds[np.argmax(np.abs(seconds))]
         raise SidecarError(
@@ -134,12 +134,14 @@ def _by_time(table: FrameTable, seconds: Floats, shift: int) -> Alignment:
     # that is the nearest frame, and a jitter of less than half a frame cannot move a row to its neighbour.
     middle = log + row_step // 2
     edges = np.searchsorted(middle, np.concatenate((frames, frames[-1:] + step)), side="left")
-    common = min(len(log), len(frames)) - 1
+    # A part of a recording begins somewhere in the log; a log of the whole begins with it.
+    first = int(np.searchsorted(log, 0)) if table.origin else 0
+    common = min(len(log) - first, len(frames)) - 1
     return Alignment(
         nearest=np.where(near, nearest + shift, -1),
         start=edges[:-1] + shift,
         stop=edges[1:] + shift,
         rows=rows,
         extra_rows=rows - int(edges[-1] - edges[0]),
-        drift_frames=round(float(log[common] - frames[common]) / step, 3),
+        drift_frames=round(float(log[first + common] - frames[common]) / step, 3) if common >= 0 else 0.0,
     )

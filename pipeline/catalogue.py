@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pipeline.store import Store, StoreError
 from schemas import SCHEMA_VERSION
-from schemas.clip import Clip, Perspective, Sidecar
+from schemas.clip import Clip, ClipKind, Perspective, Sidecar
 
 FOLDER = "catalogue"
 _PARTS = b"partitions"
@@ -36,12 +36,16 @@ DESCRIPTION = pa.schema(
         ("also_at", pa.list_(pa.string())),
         ("bytes", pa.int64()),
         ("sha256", pa.string()),
+        ("start", pa.int64()),
+        ("stop", pa.int64()),
+        ("kind", pa.string()),
         ("game", pa.string()),
         ("perspective", pa.string()),
         ("licence", pa.string()),
         ("log", _SIDECAR),
         ("poses", _SIDECAR),
         ("events", _SIDECAR),
+        ("signals", _SIDECAR),
     ]
 )
 """What a source says of a clip: the fields of `schemas.clip.Clip`."""
@@ -196,9 +200,10 @@ def to_clips(table: pa.Table) -> Iterator[tuple[Clip, str]]:
     for row in table.to_pylist():
         del row["partition"]
         split = row.pop("split")
-        for name in ("log", "poses", "events"):
+        for name in ("log", "poses", "events", "signals"):
             row[name] = row[name] and Sidecar.model_construct(**row[name])
         row["perspective"] = Perspective(row["perspective"])
+        row["kind"] = ClipKind(row["kind"])
         row["also_at"] = tuple(row["also_at"])
         yield Clip.model_construct(**row), split
 

@@ -33,6 +33,7 @@ class Packets:
         self._flagged: set[int] = set()
         self._times: set[int] = set()
         self._ends_early = False
+        self._began_at: int | None = None
 
     def __len__(self) -> int:
         return len(self._pts)
@@ -46,6 +47,10 @@ class Packets:
         self._pts.append(NO_TIME if time is None else time)
         self._key.append(bool(packet.is_keyframe))
         self._shown.append(not packet.is_discard)
+
+    def begins_inside(self) -> None:
+        """The packet handed over last, a key frame inside the file, is where reading began."""
+        self._began_at = self._pts[-1]
 
     def time_of(self, frame: int) -> int | None:
         """Where times are counted: that of the k-th frame."""
@@ -64,10 +69,14 @@ class Packets:
         """The file could not be read to its end."""
         self._ends_early = True
 
-    def damage(self, frames: npt.NDArray[np.int64]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    def damage(
+        self, frames: npt.NDArray[np.int64], stop: int = END
+    ) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Presentable packets that gave no frame, and the damaged half-open spans of PTS, merged.
 
-        frames: int64 [F], increasing PTS of the frames that came out.
+        frames: int64 [F], increasing PTS of the frames that came out. stop: PTS at which decoding was ended;
+        of packets from there on no frame is expected. A pass that began at a key frame inside the file
+        expects none before it either: leading pictures of an open group refer to what was not read.
         A damaged packet spoils what is decoded after it up to the next key packet: from the earliest PTS
         among these up to the key's PTS (so leading pictures of an open group are inside).
         """
@@ -75,9 +84,10 @@ class Packets:
         key = np.frombuffer(bytes(self._key), np.bool_)
         shown = np.frombuffer(bytes(self._shown), np.bool_)
         if self.counted:
-            return self._counted_damage(pts, len(frames))
+            return self._counted_damage(pts, len(frames), stop)
         timed = pts != NO_TIME
-        gone = shown & timed & ~np.isin(pts, frames)
+        begin = self._began_at if self._began_at is not None else NO_TIME
+        gone = shown & timed & ~np.isin(pts, frames) & (pts >= begin) & (pts < stop)
         bad = set(self._flagged) | set(np.flatnonzero(gone).tolist())
         if self._times:
             bad |= set(np.flatnonzero(np.isin(pts, np.fromiter(self._times, np.int64))).tolist())
@@ -95,9 +105,10 @@ class Packets:
         return int(gone.sum()), _merged(spans)
 
     def _counted_damage(
-        self, times: npt.NDArray[np.int64], frames: int
+        self, times: npt.NDArray[np.int64], frames: int, stop: int
     ) -> tuple[int, tuple[tuple[int, int], ...]]:
-        lost = max(0, len(self) - self.hidden - frames)
+        shown = np.frombuffer(bytes(self._shown), np.bool_)
+        lost = max(0, int(np.count_nonzero(shown & (times < stop))) - frames)
         flagged = [*self._flagged, *np.flatnonzero(np.isin(times, list(self._times))).tolist()]
         if not (lost or flagged or self._ends_early):
             return 0, ()

@@ -9,7 +9,7 @@ D8; spec/formats.md 3.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +47,16 @@ class Observer(Protocol):
     """Sees every frame of a pass once, in order. May keep the latest picture, never more."""
 
     def see(self, index: int, picture: Picture) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a file: frames with start <= PTS < stop, in the stream's ticks. key: PTS of a key frame at or
+    before `start`, where reading may begin; None reads from the first packet."""
+
+    start: int
+    stop: int
+    key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +135,31 @@ class _Pass:
     flagged: int = 0
     unplaced: int = 0
     first: Any = None
+    seeks: bool = False
+    before: list[int] = field(default_factory=list)
+
+    def time_of(self, frame: Any) -> int | None:
+        """PTS of the frame that comes out now."""
+        if self.packets.counted:
+            return self.packets.time_of(len(self.before) + len(self.pts))
+        return None if frame.pts is None else int(frame.pts)
 
     def error(self, text: str) -> None:
         if len(self.errors) < ERRORS_KEPT:
             self.errors.append(" ".join(text.split())[:200])
 
 
-def frame_pass(path: Path, observers: Sequence[Observer] = (), stream: int | None = None) -> Decoded:
-    """Decode one video stream of a file from its first packet to its last.
+def frame_pass(
+    path: Path,
+    observers: Sequence[Observer] = (),
+    stream: int | None = None,
+    part: Part | None = None,
+) -> Decoded:
+    """Decode one video stream of a file from its first packet to its last, or a part of it.
 
-    stream: index in the container; None picks the one that ffmpeg calls best.
+    stream: index in the container; None picks the one that ffmpeg calls best. part: only its frames are seen
+    and told of, at the PTS of the file; the header's frame count is then left out of the report. A caller
+    that gives `part.key` compares the pictures with those of a whole pass: a seek is never believed.
     A packet that cannot be decoded is counted and the rest is recovered; what depends on it is marked.
     Raises MediaError when there is nothing to decode or the picture's size changes on the way.
     """
@@ -144,14 +169,30 @@ def frame_pass(path: Path, observers: Sequence[Observer] = (), stream: int | Non
         chosen = _choose(container, stream)
         chosen.codec_context.thread_count = 1
         chosen.codec_context.options = STRICT
+        if part is not None and part.key is not None and not state.packets.counted:
+            container.seek(part.key, stream=chosen, backward=True)
+            state.seeks = True
         for frame in _decode(container, chosen, state):
-            _take(frame, scaler, observers, state)
+            time = state.time_of(frame)
+            if part is not None and time is not None:
+                if time >= part.stop:
+                    break
+                if time < part.start:
+                    state.before.append(time)
+                    continue
+            _take(frame, time, scaler, observers, state)
         if state.first is None:
             raise MediaError(Reason.NO_FRAMES, f"{len(state.packets)} packets give no frame with a time")
         info = _info(container, chosen, state.first)
     pts = np.asarray(state.pts, np.int64)
     pixels = np.asarray(state.pixels, np.uint64)
-    lost, damaged = state.packets.damage(pts)
+    if part is None:
+        lost, damaged = state.packets.damage(pts)
+    else:
+        info = replace(info, header_frames=0)
+        seen = np.concatenate([np.asarray(sorted(set(state.before)), np.int64), pts])
+        lost, spans = state.packets.damage(seen, part.stop)
+        damaged = tuple((a, b) for a, b in spans if b > part.start and a < part.stop)
     ok = np.ones(len(pts), np.bool_)
     for start, stop in damaged:
         ok[np.searchsorted(pts, start) : np.searchsorted(pts, stop)] = False
@@ -216,6 +257,9 @@ def _decode(container: Any, stream: Any, state: _Pass) -> Iterator[Any]:
             packet = None
         if packet is not None and packet.size:
             state.packets.add(packet)
+            if state.seeks:
+                state.packets.begins_inside()
+                state.seeks = False
             if packet.is_corrupt:
                 state.bad_packets += 1
                 state.packets.flag_last()
@@ -229,8 +273,9 @@ def _decode(container: Any, stream: Any, state: _Pass) -> Iterator[Any]:
             return
 
 
-def _take(frame: Any, scaler: VideoReformatter, observers: Sequence[Observer], state: _Pass) -> None:
-    pts = state.packets.time_of(len(state.pts)) if state.packets.counted else frame.pts
+def _take(
+    frame: Any, pts: int | None, scaler: VideoReformatter, observers: Sequence[Observer], state: _Pass
+) -> None:
     if frame.is_corrupt:
         state.flagged += 1
         if pts is not None:

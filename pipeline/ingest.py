@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,7 +20,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline import working_copy
-from pipeline.frames import Decoded, MediaError, frame_pass
+from pipeline.clips.signals import read_signals
+from pipeline.damage import END
+from pipeline.frames import Decoded, MediaError, Part, frame_pass
 from pipeline.isolate import IsolationError, Limits, worker
 from pipeline.media import FRAMES, MEDIA, MediaTable, Probe, pack
 from pipeline.picture import FULL_RANGE
@@ -88,13 +90,51 @@ class Ingest:
             if size != unit.clip.bytes or sha256_file(source) != unit.clip.sha256:
                 detail = f"{size} bytes now, {unit.clip.bytes} in the catalogue; discover it again"
                 return Result(Verdict.failed(because(Reason.SOURCE_CHANGED, detail)))
+            cut = Cut.of(unit)
             try:
-                made = worker(limits).call(prepare, source, scratch, self.config)
+                made = worker(limits).call(prepare, source, scratch, self.config, cut)
             except IsolationError as error:
                 return Result(Verdict.failed(because(error.reason, error.detail)))
         verdict = Verdict.rejected(made.rejected) if made.rejected else Verdict.ok()
         files = {name: scratch / name for name in (FRAMES, MEDIA, REPORT) if (scratch / name).exists()}
         return Result(verdict, files, made.facts)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a part of a recording lies, as the strict pass that cut it saw the whole.
+
+    start: frame of the file that is the clip's first. origin: its time in seconds, exact. pixels: uint64 [F],
+    hashes of the clip's pictures.
+    """
+
+    start: int
+    part: Part
+    origin: Fraction
+    pixels: npt.NDArray[np.uint64]
+
+    @staticmethod
+    def of(unit: Unit) -> Cut | None:
+        """None for a clip that is its whole file. Raises StoreError when the recording's signals are gone."""
+        clip = unit.clip
+        if not clip.stop:
+            return None
+        seen = read_signals(unit.corpus, clip.model_copy(update={"start": 0, "stop": 0}))
+        keys = np.flatnonzero(seen.key[: clip.start + 1])
+        key = int(seen.pts[keys[-1]]) if len(keys) else None
+        stop = int(seen.pts[clip.stop]) if clip.stop < len(seen.pts) else END
+        part = Part(int(seen.pts[clip.start]), stop, key)
+        origin = int(seen.pts[clip.start] - seen.pts[0]) * seen.time_base
+        return Cut(clip.start, part, origin, seen.pixels[clip.start : clip.stop])
+
+    def decode(self, source: Path) -> tuple[Decoded, Part]:
+        """The strict decode of the part, and how it was read: from the key frame before it where that shows
+        the same pictures as the pass over the whole recording, else from the first packet."""
+        for part in (self.part, replace(self.part, key=None)):
+            decoded = frame_pass(source, part=part)
+            if np.array_equal(decoded.pixels, self.pixels):
+                return decoded, part
+        raise RuntimeError("two decodes of the same source gave different pictures; run the clip again")
 
 
 @dataclass(frozen=True)
@@ -105,17 +145,23 @@ class Prepared:
     rejected: str = ""
 
 
-def prepare(source: Path, folder: Path, config: IngestConfig) -> Prepared:
+def prepare(source: Path, folder: Path, config: IngestConfig, cut: Cut | None = None) -> Prepared:
     """Everything that touches the bytes of a source; runs in the decode worker and writes into `folder`."""
+    part = None
     try:
         probe = Probe()
-        decoded = frame_pass(source, [probe])
+        if cut is None:
+            decoded = frame_pass(source, [probe])
+        else:
+            decoded, part = cut.decode(source)
     except MediaError as error:
         _write(folder, {"rejected": str(error), "source_bytes": source.stat().st_size})
         return Prepared({}, str(error))
     stream, report = decoded.report.stream, decoded.report
     timing = plan(decoded.pts, decoded.ok, report.damaged, stream.time_base, stream.rates, config.max_fps)
     container, picture = oddities(decoded, timing)
+    if cut is not None:
+        container, picture = [], ["part", *picture]
     if not timing.constant and config.vfr == "reject":
         rejected = because(Reason.VFR, "frame times fit no constant rate, and the setting is vfr: reject")
         _write(folder, {"rejected": rejected, "source": _source_report(decoded)})
@@ -128,7 +174,7 @@ def prepare(source: Path, folder: Path, config: IngestConfig) -> Prepared:
         if table is None:
             kind, why = "encode", [*why, "remux_differs"]
     if picture or (container and table is None):
-        kind, table = "encode", _encoded(source, target, decoded, timing, config.crf)
+        kind, table = "encode", _encoded(source, target, decoded, timing, config.crf, cut, part)
     if table is None:
         table = probe.table(decoded, _frames(decoded, np.arange(len(decoded)), decoded.ok))
     (folder / FRAMES).write_bytes(pack(table))
@@ -199,13 +245,22 @@ def _remuxed(source: Path, target: Path, decoded: Decoded, rate: Fraction) -> Me
     return probe.table(copy, _frames(copy, np.arange(len(copy)), copy.ok))
 
 
-def _encoded(source: Path, target: Path, decoded: Decoded, timing: Timing, crf: int) -> MediaTable:
-    working_copy.encode(source, target, decoded, timing, crf)
+def _encoded(
+    source: Path,
+    target: Path,
+    decoded: Decoded,
+    timing: Timing,
+    crf: int,
+    cut: Cut | None,
+    part: Part | None,
+) -> MediaTable:
+    working_copy.encode(source, target, decoded, timing, crf, part)
     probe = Probe()
     copy = frame_pass(target, [probe])
     if len(copy) != len(timing.source_index) or not _is_plain(copy, timing.rate):
         raise RuntimeError(f"the working copy shows {len(copy)} of {len(timing.source_index)} frames")
-    return probe.table(copy, _frames(copy, timing.source_index, timing.ok))
+    first, origin = (cut.start, cut.origin) if cut else (0, Fraction(0))
+    return probe.table(copy, _frames(copy, timing.source_index + first, timing.ok, origin))
 
 
 def _is_plain(copy: Decoded, rate: Fraction) -> bool:
@@ -215,7 +270,12 @@ def _is_plain(copy: Decoded, rate: Fraction) -> bool:
     return bool(exact and copy.ok.all() and copy.report.stream.header_frames == len(copy))
 
 
-def _frames(media: Decoded, source_index: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> FrameTable:
+def _frames(
+    media: Decoded,
+    source_index: npt.NDArray[np.int64],
+    ok: npt.NDArray[np.bool_],
+    origin: Fraction = Fraction(0),
+) -> FrameTable:
     return FrameTable(
         time_base=media.report.stream.time_base,
         pts=media.pts - media.pts[0],
@@ -223,6 +283,7 @@ def _frames(media: Decoded, source_index: npt.NDArray[np.int64], ok: npt.NDArray
         pixels=media.pixels,
         ok=ok,
         repeat=media.repeat,
+        origin=origin,
     )
 
 

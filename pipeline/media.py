@@ -104,7 +104,7 @@ def pack(table: MediaTable) -> bytes:
         "rgb": rgb,
     }
     base = f"{frames.time_base.numerator}/{frames.time_base.denominator}"
-    metadata = {"schema_version": str(SCHEMA_VERSION), "time_base": base}
+    metadata = {"schema_version": str(SCHEMA_VERSION), "time_base": base, "origin": str(frames.origin)}
     sink = io.BytesIO()
     pq.write_table(pa.table(columns, metadata=metadata), sink, compression="zstd")
     return sink.getvalue()
@@ -125,6 +125,7 @@ def unpack(data: bytes) -> MediaTable:
         pixels=column["pixels"],
         ok=column["ok"],
         repeat=column["repeat"],
+        origin=Fraction(meta[b"origin"].decode()),
     )
     rgb = {k: int(v) for k, v in enumerate(table["rgb"].to_pylist()) if v is not None}
     return MediaTable(frames, column["change"], rgb)

@@ -1,8 +1,8 @@
 """The second decode pass, over clips that passed the gates: what dear analysis needs of their pictures.
 
-One pass feeds every observer: point tracks for visual odometry (unless the game gave its poses) and the views
-that show whether a clip closes a loop. Nothing here depends on a calibration, so none of it is made again
-when one changes. Source: DESIGN 2, rule 1.
+One pass feeds every observer: point tracks for visual odometry (unless the game gave its poses), the views
+that show whether a clip closes a loop, how its pictures look, and the hashes that find its copies. Nothing
+here depends on a calibration, so none of it is made again when one changes. Source: DESIGN 2, rule 1.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from pipeline.loops import Views, find_loop
 from pipeline.media import media
 from pipeline.pose.focal import Turns, find_turns
 from pipeline.pose.tracks import Tracker, Tracks
+from pipeline.quality.aesthetics import AestheticsConfig, load_scorer
+from pipeline.quality.hashes import Hashes, to_text
+from pipeline.quality.looks import LOOKS, Look, write_looks
 from pipeline.stage import Fact, Result, Unit
 from schemas import SCHEMA_VERSION
 from schemas.clip import Clip
@@ -36,13 +39,17 @@ class ObserveConfig(BaseModel):
         default="without_poses",
         description="clips whose points are tracked for odometry; none where it is not wanted",
     )
+    aesthetics: AestheticsConfig = Field(
+        default=AestheticsConfig(), description="who judges aesthetics; a proxy, named so, without weights"
+    )
 
 
 class Observe:
-    """Stage: tracks.npz (read it with `read_tracks`) where odometry is wanted; facts about the loop."""
+    """Stage: looks.npz (read it with `quality.looks.read_looks`), and tracks.npz (`read_tracks`) where
+    odometry is wanted; facts about the loop, black bars and overlays, and the hashes of the clip."""
 
     name: ClassVar[str] = "observe"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     needs: ClassVar[tuple[str, ...]] = ("ingest", "gates")
     reads: ClassVar[tuple[str, ...]] = ("poses",)
 
@@ -56,11 +63,16 @@ class Observe:
         # Results of OpenCV do not depend on its threads, but the load of a machine full of workers does.
         cv2.setNumThreads(1)
         views = Views()
+        look, hashes = Look(load_scorer(self.config.aesthetics)), Hashes()
         tracker = Tracker() if self._wanted(unit.clip) else None
-        observers: list[Observer] = [views] if tracker is None else [views, tracker]
+        observers: list[Observer] = [views, look, hashes]
+        if tracker is not None:
+            observers.append(tracker)
         with media(unit) as path:
             frame_pass(path, observers)
-        files = {}
+        looks = look.looks()
+        write_looks(scratch / LOOKS, looks)
+        files = {LOOKS: scratch / LOOKS}
         if tracker is not None:
             tracks = tracker.tracks()
             write_tracks(scratch / TRACKS, tracks, find_turns(tracks))
@@ -74,6 +86,15 @@ class Observe:
             "loop_end": loop.later if loop else -1,
             "loop_score": round(loop.score, 4) if loop else 0.0,
             "loop_reason": str(search.reason),
+            "crop_top": looks.crop.top,
+            "crop_bottom": looks.crop.bottom,
+            "crop_left": looks.crop.left,
+            "crop_right": looks.crop.right,
+            "overlay_known": looks.flags.known,
+            "hud_share": looks.flags.hud_share,
+            "text_share": looks.flags.text_share,
+            "watermark": looks.flags.watermark,
+            "hashes": to_text(hashes.hashes()),
         }
         return Result(Verdict.ok(), files, facts)
 

@@ -10,12 +10,19 @@ import pyarrow as pa
 
 from pipeline.actions import read_actions
 from pipeline.calibration import CAMERA, ROTATION
+from pipeline.caption.leak import caption_row
+from pipeline.caption.stage import read_unit_caption
 from pipeline.catalogue import Catalogue, to_clips
+from pipeline.clips.stage import Clips, read_segments
 from pipeline.corpus import CorpusError
 from pipeline.ledger import Ledger
 from pipeline.media import read_frames
 from pipeline.pose.stage import read_poses, read_reasons, turns
 from pipeline.pose.windows import read_windows
+from pipeline.quality.facts import QUALITY
+from pipeline.quality.select import selection_path
+from pipeline.quality.stage import SCHEMA, read_quality
+from pipeline.recordings import clips_of, recordings_of
 from pipeline.shards.inventory import index_path
 from pipeline.stage import Receipt, Unit
 from pipeline.statistics import newest, versions
@@ -23,6 +30,7 @@ from pipeline.store import Store
 from schemas.action import AXES, RotationRates
 from schemas.camera import Cameras
 from schemas.clip import Clip
+from schemas.policy import AXES as QUALITY_AXES
 from schemas.quality import Status
 from schemas.sample import FAMILIES
 from schemas.tables import TABLES
@@ -30,7 +38,7 @@ from schemas.timeline import latent_ends
 
 Row = dict[str, Any]
 Columns = dict[str, Any]
-LAST_STAGE = "actions"
+LAST_STAGE = "caption"
 
 
 def batches(corpus: Store, name: str, clip_id: str = "") -> Iterator[pa.RecordBatch]:
@@ -45,6 +53,8 @@ def batches(corpus: Store, name: str, clip_id: str = "") -> Iterator[pa.RecordBa
     if name in _PER_CORPUS:
         yield pa.RecordBatch.from_pylist(_PER_CORPUS[name](corpus), schema=schema)
         return
+    if name == "segments":
+        corpus = recordings_of(corpus)
     catalogue = Catalogue.load(corpus)
     for partition in catalogue.parts:
         rows = _PER_PARTITION[name](corpus, partition, list(to_clips(catalogue.read(partition))))
@@ -108,6 +118,9 @@ def _clip(partition: str, clip: Clip, split: str, receipts: dict[str, Receipt]) 
         "source_path": clip.source_path,
         "also_at": "|".join(clip.also_at),
         "source": clip.source,
+        "start": clip.start,
+        "stop": clip.stop,
+        "kind": str(clip.kind),
         "game": clip.game,
         "perspective": str(clip.perspective),
         "split": split,
@@ -153,6 +166,29 @@ def _failures(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> li
     return out
 
 
+def _segments(recordings: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
+    ledger = Ledger(recordings).load(partition)
+    out = []
+    for recording, _ in rows:
+        receipt = ledger.get(recording.clip_id, {}).get(Clips.name)
+        if receipt is None or receipt.status is not Status.OK:
+            continue
+        ids = {c.start: c.clip_id for c in clips_of(recording, receipt)}
+        for s in read_segments(recordings, receipt):
+            out.append(
+                {
+                    "recording": recording.clip_id,
+                    "source_path": recording.source_path,
+                    "start": s.start,
+                    "stop": s.stop,
+                    "clip_id": ids[s.start] if s.kind else "",
+                    "kind": str(s.kind or ""),
+                    "left_out": str(s.left_out or ""),
+                }
+            )
+    return out
+
+
 def _samples(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
     if not corpus.exists(index_path(partition)):
         return []
@@ -166,6 +202,22 @@ def _samples(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> lis
         for row in index
         for family in FAMILIES
     ]
+
+
+def _selection(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
+    path = selection_path(partition)
+    if not corpus.exists(path):
+        return []
+    held = {r["clip_id"]: r for r in corpus.table(path, "delete it and run `wp2 select` again").to_pylist()}
+    ledger = Ledger(corpus).load(partition)
+    out = []
+    for clip, split in rows:
+        receipt = ledger.get(clip.clip_id, {}).get(QUALITY)
+        facts = receipt.facts if receipt is not None else {}
+        about = {"source_path": clip.source_path, "game": clip.game, "split": split}
+        scores = {axis: facts.get(f"q_{axis}") for axis in QUALITY_AXES}
+        out.append({**held[clip.clip_id], **about, **scores})
+    return out
 
 
 def _frames(unit: Unit) -> Columns:
@@ -272,6 +324,18 @@ def _actions(unit: Unit) -> Columns:
     }
 
 
+def _quality(unit: Unit) -> Columns:
+    table = read_quality(unit)
+    return {"clip_id": [unit.clip.clip_id] * table.num_rows} | {
+        n: table[n].combine_chunks() for n in SCHEMA.names
+    }
+
+
+def _captions(unit: Unit) -> Columns:
+    row = {"clip_id": unit.clip.clip_id} | caption_row(read_unit_caption(unit), unit.clip.perspective)
+    return {name: [value] for name, value in row.items()}
+
+
 def _nullable(values: np.ndarray) -> pa.Array:
     return pa.array(values, mask=np.isnan(values))
 
@@ -280,6 +344,8 @@ _PER_PARTITION: dict[str, Callable[[Store, str, list[tuple[Clip, str]]], list[Ro
     "clips": _clips,
     "failures": _failures,
     "samples": _samples,
+    "selection": _selection,
+    "segments": _segments,
 }
 _PER_CORPUS: dict[str, Callable[[Store], list[Row]]] = {"rotation": _rotation, "cameras": _cameras}
 _PER_CLIP: dict[str, tuple[str, Callable[[Unit], Columns]]] = {
@@ -288,4 +354,6 @@ _PER_CLIP: dict[str, tuple[str, Callable[[Unit], Columns]]] = {
     "windows": ("pose", _joins("windows")),
     "seams": ("pose", _joins("seams")),
     "actions": ("actions", _actions),
+    "captions": ("caption", _captions),
+    "quality": ("quality", _quality),
 }

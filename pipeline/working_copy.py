@@ -17,7 +17,7 @@ import numpy.typing as npt
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from pipeline.frames import Decoded, StreamInfo, frame_pass
+from pipeline.frames import Decoded, Part, StreamInfo, frame_pass
 from pipeline.picture import Picture, native_planes
 from pipeline.timing import Timing
 
@@ -83,14 +83,16 @@ def remux(source: Path, target: Path, decoded: Decoded, rate: Fraction) -> None:
                 out.mux(packet)
 
 
-def encode(source: Path, target: Path, decoded: Decoded, timing: Timing, crf: int) -> Geometry:
+def encode(
+    source: Path, target: Path, decoded: Decoded, timing: Timing, crf: int, part: Part | None = None
+) -> Geometry:
     """Decode again and write the media file slot by slot. Returns what was done to the picture.
 
     Raises RuntimeError when the second decode gives other pictures than the first.
     """
     plan = geometry(decoded.report.stream)
     with _Encoder(target, plan, timing, crf) as encoder:
-        again = frame_pass(source, [encoder], decoded.report.stream.index)
+        again = frame_pass(source, [encoder], decoded.report.stream.index, part)
     if not np.array_equal(again.pixels, decoded.pixels):
         raise RuntimeError("two decodes of the same source gave different pictures; run the clip again")
     return plan

@@ -11,7 +11,8 @@ from schemas.caption import EventCategory
 class GameEvent:
     """One thing that happened, seen by the player, over frames [start, stop) of the file it is told of.
 
-    name: its type in the game's log. category: never none. text: one sentence without a full stop at its end.
+    name: its type in the game's log. category: never none. text: a clause without a full stop, as the key
+    map words it ("a door opens"); a caption makes it a sentence.
     """
 
     start: int

@@ -17,6 +17,7 @@ from schemas import SCHEMA_VERSION
 from schemas.action import AXES, Reasons
 from schemas.caption import StructuredCaption
 from schemas.clip import Perspective
+from schemas.policy import PENDING
 from schemas.pose import Scale
 
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -120,6 +121,11 @@ PLACE = pa.struct(
 """Where a sample lies in a family: the range that covers its members, headers included, and each of them."""
 
 
+UNSELECTED = {"tier": PENDING, "tier_reasons": ""}
+"""Columns of the index that selection fills in, and what they hold until then: the tier of a policy, and why
+not a better one, in order, separated by |. The trainer's plan filters by the tier."""
+
+
 def index_schema() -> pa.Schema:
     """Row of the index: one sample, its facts, and its place in each family."""
     facts = [
@@ -138,6 +144,7 @@ def index_schema() -> pa.Schema:
         ("latents", pa.int32()),
     ]
     fields = [pa.field(n, t, nullable=False) for n, t in facts]
+    fields += [pa.field(name, pa.string(), nullable=False) for name in UNSELECTED]
     fields += [pa.field(family, PLACE, nullable=False) for family in FAMILIES]
     return pa.schema(fields, metadata={"schema_version": str(SCHEMA_VERSION)})
 

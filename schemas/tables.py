@@ -6,15 +6,21 @@ import pyarrow as pa
 
 from schemas import SCHEMA_VERSION
 from schemas.action import AXES
+from schemas.policy import AXES as QUALITY
+from schemas.quality import SMOOTHNESS_RAWS, VISUAL_RAWS
 
+_COUNTS = ("stutters", "skips", "frozen_start", "frozen_stop", "cuts")
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 _COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
     "clips": [
-        ("clip_id", _S, "16 hex digits of the sha256 of the file's bytes"),
+        ("clip_id", _S, "16 hex digits of the sha256 of the file's bytes, and of the frames of a part"),
         ("source_path", _S, "path relative to the source"),
         ("also_at", _S, "other paths with the same bytes, separated by |"),
         ("source", _S, "kind:url of the source"),
+        ("start", _I, "first frame of the source file that is in the clip"),
+        ("stop", _I, "last such frame + 1; 0 where the clip is the whole file"),
+        ("kind", _S, "navigation or event"),
         ("game", _S, "entry of the key map that matched; empty when none did"),
         ("perspective", _S, "fps, tps or unknown"),
         ("split", _S, "train or val, by recording"),
@@ -37,6 +43,15 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         ("bytes", _I, "size of the source file"),
         ("licence", _S, "as the source states it"),
         ("partition", _S, "partition, and with it generation, of the clip"),
+    ],
+    "segments": [
+        ("recording", _S, "16 hex digits of the sha256 of the recording's bytes"),
+        ("source_path", _S, "path relative to the source"),
+        ("start", _I, "first presented frame of the recording"),
+        ("stop", _I, "last frame + 1"),
+        ("clip_id", _S, "the clip that these frames are; empty where they are left out"),
+        ("kind", _S, "navigation or event; empty where left out"),
+        ("left_out", _S, "why these frames are in no clip: menu, death, loading, idle or short"),
     ],
     "frames": [
         ("clip_id", _S, "clip"),
@@ -129,6 +144,48 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         ("unknown", _S, "axis=reason of each unknown value, separated by |"),
         ("witness", _S, "what pitch and yaw come from: poses, log, both or none"),
     ],
+    "quality": [
+        ("clip_id", _S, "clip"),
+        ("window", _I, "window, in order; a clip shorter than 150 frames is one short window"),
+        ("sharpness", _F, "score, 0 to 1, higher is better; width of strong edges"),
+        ("detail", _F, "score; how much of the picture has structure"),
+        ("noise", _F, "score; high where the picture is free of noise"),
+        ("compression", _F, "score; high where no codec shows"),
+        ("dynamic_range", _F, "score; spread of luma, less what is lost in black or white"),
+        ("aesthetics", _F, "score by `aesthetics_by`"),
+        ("smoothness", _F, "score of the worst part known; empty where nothing is known of the motion"),
+        ("start", _I, "first frame"),
+        ("stop", _I, "last frame + 1; the last window is back-aligned"),
+        ("aesthetics_by", _S, "model that judged, or the proxy used without weights"),
+        ("smoothness_by", _S, "part that the score comes from: shake, travel, stutter, frozen, timing, cut"),
+        (
+            "motion_by",
+            _S,
+            "what the shake was measured on: poses, points followed in the picture, or nothing",
+        ),
+        ("smoothness_unknown", _S, "parts that could not be known, separated by |"),
+        *((name, _F, f"raw measure; {doc}") for name, doc in VISUAL_RAWS.items()),
+        *((name, _I if name in _COUNTS else _F, doc) for name, doc in SMOOTHNESS_RAWS.items()),
+    ],
+    "captions": [
+        ("clip_id", _S, "clip"),
+        ("provenance", _S, "what wrote it: a model's name, log, or empty where there is no caption"),
+        ("perspective", _S, "fps, tps or unknown"),
+        ("intervals", _I, "of 5 s, the last one may be shorter"),
+        ("events", _I, "intervals in which something happens"),
+        ("scene", _S, "layout, objects, light, style"),
+        ("character", _S, "the controlled character as it looks; empty in first person"),
+        ("ui", _S, "interface; never part of a prompt"),
+        ("scene_leak", _F, "share of its sentences that belong to another field; empty where the field is"),
+        ("character_leak", _F, "as scene_leak"),
+        ("ui_leak", _F, "as scene_leak"),
+        ("events_leak", _F, "as scene_leak"),
+        ("leaks", _S, "the words that leak, by field"),
+        ("text_heavy", _S, "yes, no or unknown"),
+        ("watermark", _S, "yes, no or unknown"),
+        ("unsafe", _S, "yes, no or unknown"),
+        ("personal_data", _S, "yes, no or unknown"),
+    ],
     "samples": [
         ("sample_id", _S, "sample; equal to the clip's id"),
         ("clip_id", _S, "clip"),
@@ -137,6 +194,16 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         ("tar", _S, "tar file, relative to the corpus"),
         ("offset", _I, "first byte of the sample's members in the tar, headers included"),
         ("size", _I, "bytes of the range that holds them all"),
+    ],
+    "selection": [
+        ("clip_id", _S, "clip"),
+        ("source_path", _S, "path relative to the source"),
+        ("game", _S, "entry of the key map; empty when none matched"),
+        ("split", _S, "train or val, by recording"),
+        ("tier", _S, "tier of the policy; out, or pending while stages are open"),
+        ("reasons", _S, "why not a better tier, in order, separated by |"),
+        ("duplicate_of", _S, "clip that stands for it; empty unless it is a near-duplicate"),
+        *((axis, _F, "median score over the clip's windows, 0 to 1, higher is better") for axis in QUALITY),
     ],
     "failures": [
         ("clip_id", _S, "clip, or partition for a shard"),

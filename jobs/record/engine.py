@@ -70,6 +70,7 @@ VARIABLES: Final = (
     "KILLCOUNT",
     "ITEMCOUNT",
     "SELECTED_WEAPON",
+    "DEAD",
 )
 
 
@@ -122,7 +123,15 @@ class Engine:
     """One game on one map, a context manager. Arguments and inputs decide every picture and state."""
 
     def __init__(
-        self, wad: str, level: str, *, seed: int, monsters: bool, third_person: bool, size: tuple[int, int]
+        self,
+        wad: str,
+        level: str,
+        *,
+        seed: int,
+        monsters: bool,
+        third_person: bool,
+        size: tuple[int, int],
+        mortal: bool = False,
     ) -> None:
         resolution = f"RES_{size[0]}X{size[1]}"
         if resolution not in vizdoom.ScreenResolution.__members__:
@@ -146,7 +155,9 @@ class Engine:
         game.set_render_messages(False)
         game.set_objects_info_enabled(True)
         game.set_sectors_info_enabled(True)
-        game.add_game_args("+sv_cheats 1" + ("" if monsters else " -nomonsters"))
+        # The engine ends a single player's episode with his death; as its own host it plays on, and respawns.
+        host = "-host 1 " if mortal else ""
+        game.add_game_args(f"{host}+sv_cheats 1" + ("" if monsters else " -nomonsters"))
         names = (*KEYS, "TURN_LEFT_RIGHT_DELTA", "LOOK_UP_DOWN_DELTA")
         game.set_available_buttons([vizdoom.Button.__members__[name] for name in names])
         for name in names[-2:]:
@@ -155,12 +166,14 @@ class Engine:
         game.set_available_game_variables(variables)
         self._game = game
         self._third_person = third_person
+        self._mortal = mortal
 
     def __enter__(self) -> Engine:
         with contextlib.chdir(self._folder.name):  # the engine makes a folder where it starts
             self._game.init()
         self._game.new_episode()
-        self.command("buddha")  # hits are felt, but nobody dies in the middle of a recording
+        if not self._mortal:
+            self.command("buddha")  # hits are felt, but nobody dies in the middle of a recording
         if self._third_person:
             self.command("chase")
         for _ in range(WARM_UP_TICS):
@@ -176,6 +189,10 @@ class Engine:
     def command(self, text: str) -> None:
         """Run a console command, e.g. "warp 100 -300"."""
         self._game.send_game_command(text)
+
+    def respawn(self) -> None:
+        """Put a dead player back to the start of the map."""
+        self._game.respawn_player()
 
     def step(self, held: Input) -> None:
         """Hold `held` for one tic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -145,9 +145,15 @@ class EventLog:
             self.events.append(event)
 
 
-def write_input_log(path: Path, inputs: Sequence[Input]) -> None:
-    """Row t: what is held from frame t to t+1. The last row holds nothing: no frame shows its effect."""
-    header = ["frame", "time_s", *KEYS, "mouse_counts_x", "mouse_counts_y"]
+def write_input_log(
+    path: Path, inputs: Sequence[Input], states: Mapping[str, Sequence[bool]] | None = None
+) -> None:
+    """Row t: what is held from frame t to t+1. The last row holds nothing: no frame shows its effect.
+
+    states: more columns, of what the game is in while it shows frame t.
+    """
+    states = states or {}
+    header = ["frame", "time_s", *KEYS, "mouse_counts_x", "mouse_counts_y", *states]
     rows = (
         [
             t,
@@ -155,6 +161,7 @@ def write_input_log(path: Path, inputs: Sequence[Input]) -> None:
             *(int(key in held.keys) for key in KEYS),
             held.mouse_x,
             held.mouse_y,
+            *(int(column[t]) for column in states.values()),
         ]
         for t, held in enumerate([*inputs, Input()])
     )

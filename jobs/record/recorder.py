@@ -14,7 +14,8 @@ from jobs.record import log
 from jobs.record.engine import DEGREES_PER_COUNT, TICS_PER_SECOND, WAD_FOLDER, Engine, Input, RecordError
 from jobs.record.hands import Hands, Style, wrap
 from jobs.record.player import NoRoute, Play, Player
-from jobs.record.routes import walk_map
+from jobs.record.routes import SOLID, walk_map
+from jobs.record.sessions import record_session, session_entry
 from jobs.record.start import choose_start
 from jobs.record.takes import Job, Kind, RecordingSummary, Take, game_entry, write_recording
 from jobs.record.wad import MapGeometry, read_map
@@ -34,10 +35,10 @@ MAPS: Final = (
     ("freedoom1.wad", "E2M7"),
     ("freedoom1.wad", "E3M5"),
 )
-SOLID: Final = ("Vegetation", "Decoration", "LightSource", "Hazard", "Gore")
 # What an event recording is about, and the event that proves it.
 EVENT_KINDS: Final = {"door": "door_open", "kill": "monster_killed", "pickup": "object_removed"}
 EVENT_SECONDS: Final = 15.0  # event clips are no longer than this
+SESSION_SECONDS: Final = 180.0
 ATTEMPTS: Final = 12
 
 
@@ -49,6 +50,8 @@ def record(
     loops: int,
     events: int,
     seconds: float,
+    sessions: int = 0,
+    session_seconds: float = SESSION_SECONDS,
     third_person_share: float = 0.25,
     size: tuple[int, int] = (640, 360),
     style: Literal["mouse", "keys", "both"] = "both",
@@ -57,24 +60,31 @@ def record(
     """Play Freedoom in ViZDoom and write recordings, their logs and `games.yaml` into the folder `out`.
 
     navigation, loops, events: how many recordings of each kind. seconds: length of navigation recordings;
-    loops take about that long; event recordings at most 15 s. third_person_share: share of recordings seen
-    from behind the player; their poses file holds the camera behind the player, not the player's eye.
+    loops take about that long; event recordings at most 15 s. sessions: how many recordings with menus,
+    deaths, loading and idling, of about session_seconds each. third_person_share: share of the other
+    recordings seen from behind the player; their poses file holds the camera behind the player, not the
+    player's eye.
     progress: called with (recording, frames done, frames expected).
     The same arguments give the same bytes.
     Raises RecordError on arguments that ask for nothing or cannot be met, and when no play works out.
     """
-    if navigation < 0 or loops < 0 or events < 0 or navigation + loops + events == 0:
-        raise RecordError("nothing to record: ask for at least one navigation, loop or event recording")
+    counts: dict[Kind, int] = {"navigation": navigation, "loop": loops, "event": events, "session": sessions}
+    if min(counts.values()) < 0 or not any(counts.values()):
+        raise RecordError("nothing to record: ask for at least one navigation, loop, event or session")
     if not 0.0 <= third_person_share <= 1.0:
         raise RecordError(f"third_person_share is {third_person_share}; give a share from 0 to 1")
     if seconds < 2.0:
         raise RecordError(f"seconds is {seconds}; a recording is at least 2 s long")
     out.mkdir(parents=True, exist_ok=True)
-    counts: dict[Kind, int] = {"navigation": navigation, "loop": loops, "event": events}
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
-    jobs = _plan(kinds, seed, seconds, third_person_share, style)
+    played: list[Kind] = [kind for kind in kinds if kind != "session"]
+    jobs = _plan(played, seed, seconds, third_person_share, style)
     summaries = [_record_one(out, job, size, progress) for job in jobs]
     games = {job.game: game_entry(job) for job in jobs}
+    for index in range(sessions):
+        job, next_level = _plan_session(index, seed, session_seconds)
+        summaries.append(record_session(out, job, next_level, size, progress))
+        games[job.game] = session_entry(job)
     text = yaml.safe_dump({"games": [games[name] for name in sorted(games)]}, sort_keys=False, width=110)
     (out / "games.yaml").write_text(text)
     return summaries
@@ -105,6 +115,26 @@ def _plan(kinds: list[Kind], seed: int, seconds: float, share: float, style: str
             )
         )
     return jobs
+
+
+def _plan_session(index: int, seed: int, seconds: float) -> tuple[Job, str]:
+    """A session, and the map that it goes on in."""
+    order = np.random.default_rng([seed, 2, index]).permutation(len(MAPS))
+    wad, level = MAPS[order[0]]
+    next_level = next(MAPS[i][1] for i in order[1:] if MAPS[i][0] == wad)
+    job = Job(
+        name=f"doom_session{index:02d}_{level.lower()}",
+        game="doom_session",
+        kind="session",
+        index=index,
+        wad=wad,
+        level=level,
+        style="mouse",
+        third_person=False,
+        frames=round(seconds * TICS_PER_SECOND),
+        key=(seed, 2, index, 1),
+    )
+    return job, next_level
 
 
 def _record_one(

@@ -16,6 +16,7 @@ from jobs.record.wad import DAMAGE_SECTORS, DOOR_SPECIALS, HARMLESS_SPECIALS, IM
 CELL = 8.0  # map units; the player is a box of 32 x 32
 MAX_STEP = 24.0  # highest stair a player climbs
 PLAYER_HEIGHT = 56.0
+SOLID = ("Vegetation", "Decoration", "LightSource", "Hazard", "Gore")  # categories of things in the way
 MIN_CLEARANCE = 24.0  # the box half-width is 16; a cell centre may be 4 * sqrt(2) off
 COMFORT = 72.0  # routes keep this far from walls where there is room
 NEIGHBOURS = ((0, 1), (1, 0), (1, 1), (1, -1), (0, -1), (-1, 0), (-1, -1), (-1, 1))

@@ -16,10 +16,28 @@ from jobs.record.hands import Style, wrap
 from jobs.record.player import Player
 from jobs.record.wad import MapGeometry
 
-Kind = Literal["navigation", "loop", "event"]
+Kind = Literal["navigation", "loop", "event", "session"]
 
 LICENCE: Final = "Freedoom BSD-3-Clause; ViZDoom MIT"
 METRES_PER_UNIT: Final = 0.03125  # 32 units a metre: the player is 56 units tall
+EVENT_DISTANCE: Final = 192.0  # map units: doors and lifts farther away are in the log, but told of nowhere
+NAMES: Final = {  # what the engine's names stand for, where splitting them into words does not say it
+    "BlueArmor": "suit of blue armor",
+    "Cell": "energy cell",
+    "CellPack": "energy cell pack",
+    "ChaingunGuy": "chaingun soldier",
+    "Clip": "clip of bullets",
+    "ClipBox": "box of bullets",
+    "DoomImp": "imp",
+    "GreenArmor": "suit of green armor",
+    "MarineChainsawVzd": "chainsaw soldier",
+    "RocketAmmo": "rocket",
+    "RocketBox": "box of rockets",
+    "Shell": "pack of shotgun shells",
+    "ShellBox": "box of shotgun shells",
+    "ShotgunGuy": "shotgun soldier",
+    "Zombieman": "armed soldier",
+}
 
 
 @dataclass(frozen=True)
@@ -212,5 +230,40 @@ def game_entry(job: Job) -> dict[str, Any]:
             "pitch_positive": "down",
             "metres_per_unit": METRES_PER_UNIT,
         },
-        "events": "{stem}.events.jsonl",
+        "events": _events(),
+    }
+
+
+def _events() -> dict[str, Any]:
+    """How the event log is told: what the engine counts and no picture shows (health, armour) is not."""
+
+    def rule(kind: str, category: str, text: str, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "category": category, "text": text, **more}
+
+    def moves(kind: str, text: str) -> dict[str, Any]:
+        return rule(kind, "environment_transition", text, within={"distance_units": EVENT_DISTANCE})
+
+    def taken(counter: str) -> dict[str, Any]:
+        seen = {"type": counter, "within_s": 0.0}
+        return rule("object_removed", "object_change", "the player picks up {a object}", seen=seen)
+
+    return {
+        "file": "{stem}.events.jsonl",
+        "clock": {"start": "start", "end": "end", "unit": "frame"},
+        "names": dict(NAMES),
+        "rules": [
+            moves("door_open", "a door opens"),
+            moves("door_close", "a door closes"),
+            moves("floor_moved", "part of the floor moves"),
+            # What a closing door crushes is removed too: a counter that rises with it says that it was taken.
+            *(taken(counter) for counter in ("item_counted", "health_up", "armor_up")),
+            rule("weapon_changed", "object_change", "the weapon in the player's hands changes"),
+            rule(
+                "monster_killed",
+                "complex_interaction",
+                "{a object} is killed",
+                merge_s=3.0,
+                many="enemies are killed one after another",
+            ),
+        ],
     }

@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from schemas.action import LatentActions, Witness
-from schemas.sample import ARRAYS, FAMILIES, Annotation, check_array, index_schema
+from schemas.sample import ARRAYS, FAMILIES, UNSELECTED, Annotation, check_array, index_schema
 
-_FACTS = tuple(n for n in index_schema().names if n not in FAMILIES)
+_FACTS = tuple(n for n in index_schema().names if n not in (*UNSELECTED, *FAMILIES))
 
 
 def check_annotation(row: Mapping[str, Any], members: Mapping[str, bytes]) -> list[tuple[str, str]]:

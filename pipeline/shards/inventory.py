@@ -34,7 +34,11 @@ class FileEntry(BaseModel):
 
 
 class Inventory(BaseModel):
-    """What a partition consists of. Written last: a partition without one is not published."""
+    """What a partition consists of. Written last: a partition without one is not published.
+
+    bare: sha256 of the index as the shard writer left it, before selection filled in its tiers. Tiers come
+    and go; `identity` is of what stays.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     schema_version: int = SCHEMA_VERSION
@@ -42,6 +46,13 @@ class Inventory(BaseModel):
     samples: int
     tars: tuple[FileEntry, ...]
     index: FileEntry
+    bare: str
+
+    @property
+    def identity(self) -> str:
+        """sha256 over the partition, its tars and its index, whatever the tiers in it."""
+        kept = self.model_dump(mode="json", exclude={"index"})
+        return hashlib.sha256(_canonical(kept)).hexdigest()
 
     @property
     def files(self) -> tuple[FileEntry, ...]:

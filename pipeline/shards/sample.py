@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.actions import read_actions
-from pipeline.media import read_frames
+from pipeline.caption.stage import read_unit_caption
 from pipeline.pose.stage import read_poses
 from pipeline.shards.write import Sample
 from pipeline.stage import Fact, Unit
-from schemas.caption import IntervalEvent, StructuredCaption
 from schemas.pose import PoseTrack
 from schemas.sample import ActionUnknown, Annotation
-from schemas.timeline import intervals
 
 
 def build(unit: Unit, split: str, media: Path | None) -> Sample:
@@ -51,7 +48,7 @@ def build(unit: Unit, split: str, media: Path | None) -> Sample:
             "action_witness": actions.witness,
             "action_unknown": ActionUnknown.of(actions.reasons),
             "action_lag_frames": action["lag_frames"],
-            "caption": _no_caption(read_frames(unit).duration()),
+            "caption": read_unit_caption(unit),
         }
     )
     members: dict[str, bytes | Path] = {
@@ -63,11 +60,6 @@ def build(unit: Unit, split: str, media: Path | None) -> Sample:
     if media is not None:
         members["mp4"] = media
     return Sample(clip.clip_id, about, members)
-
-
-def _no_caption(duration: Fraction) -> StructuredCaption:
-    count = len(intervals(duration))
-    return StructuredCaption(events=tuple(IntervalEvent() for _ in range(count)))
 
 
 def _pose_rows(track: PoseTrack) -> np.ndarray:

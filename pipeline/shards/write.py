@@ -38,9 +38,9 @@ from pipeline.shards.read import read_partition
 from pipeline.shards.tar import END, Place, ShardError, TarWriter, header, padding, tar_path, tar_pattern
 from pipeline.store import Store, StoreError
 from schemas.clip import ID_PATTERN
-from schemas.sample import FAMILIES, index_schema
+from schemas.sample import FAMILIES, UNSELECTED, index_schema
 
-_FACTS = tuple(n for n in index_schema().names if n != "sample_id" and n not in FAMILIES)
+_FACTS = tuple(n for n in index_schema().names if n not in ("sample_id", *UNSELECTED, *FAMILIES))
 
 
 class ShardConfig(BaseModel):
@@ -66,7 +66,7 @@ class ShardConfig(BaseModel):
 class Sample:
     """One sample to write.
 
-    facts: the index columns, without sample_id and places.
+    facts: the index columns, without sample_id, tiers and places.
     members: content by suffix, for every suffix of every family that is written (a kept one's may be absent):
         bytes, or a local file that is streamed and must stay until the writer asks for the next sample (a
         generator may hold it open that long).
@@ -107,7 +107,7 @@ def write_partition(
     try:
         for sample in samples:
             _check(sample, rows[-1]["sample_id"] if rows else "", wanted)
-            row = {"sample_id": sample.sample_id, **sample.facts}
+            row = {"sample_id": sample.sample_id, **sample.facts, **UNSELECTED}
             rows.append(row)
             for family, tars in families.items():
                 row[family] = tars.add(sample, row)
@@ -117,8 +117,9 @@ def write_partition(
         for tars in families.values():
             tars.discard()
     entries = tuple(entry for tars in families.values() for entry in tars.entries)
+    index = publisher.index(index_bytes(pa.Table.from_pylist(rows, schema=index_schema())))
     inventory = Inventory(
-        partition=partition, samples=len(rows), tars=entries, index=publisher.index(_index_bytes(rows))
+        partition=partition, samples=len(rows), tars=entries, index=index, bare=index.sha256
     )
     corpus.write(inventory_path(partition), seal(inventory))
     _remove_stale(corpus, inventory)
@@ -307,9 +308,8 @@ def _check(sample: Sample, last: str, wanted: Collection[str]) -> None:
             raise ShardError(f"sample {name} has the unknown {what} {', '.join(unknown)}")
 
 
-def _index_bytes(rows: list[dict[str, Any]]) -> bytes:
-    """Parquet of the index, every choice that could change its bytes stated."""
-    table = pa.Table.from_pylist(rows, schema=index_schema())
+def index_bytes(table: pa.Table) -> bytes:
+    """Parquet of an index, every choice that could change its bytes stated."""
     out = io.BytesIO()
     pq.write_table(table, out, version="2.6", compression="zstd", compression_level=3, row_group_size=1 << 20)
     return out.getvalue()

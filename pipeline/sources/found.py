@@ -10,6 +10,7 @@ from typing import TypedDict
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.sources.keymap import KeyMap
+from pipeline.sources.records import events_digest
 from pipeline.sources.sidecar import sidecar_digest
 from pipeline.store import Stat, Store
 from schemas.clip import Perspective, Sidecar
@@ -91,6 +92,6 @@ def sidecars_of(found: Found, source: Store, key_map: KeyMap) -> Sidecars:
         out["log"] = Sidecar(path=found.log, digest=sidecar_digest(source, found.log, entry.log))
     if found.poses:
         out["poses"] = Sidecar(path=found.poses, digest=sidecar_digest(source, found.poses, entry.poses))
-    if found.events:
-        out["events"] = Sidecar(path=found.events, digest=sidecar_digest(source, found.events, None))
+    if found.events and entry.events:
+        out["events"] = Sidecar(path=found.events, digest=events_digest(source, found.events, entry.events))
     return out

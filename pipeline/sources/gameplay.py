@@ -96,7 +96,7 @@ def _found(stat: Stat, key_map: KeyMap, config: SourceConfig) -> Found:
         entry.licence or config.licence,
         log=beside(stat.path, entry.log.file) if entry.log else "",
         poses=beside(stat.path, entry.poses.file) if entry.poses else "",
-        events=beside(stat.path, entry.events),
+        events=beside(stat.path, entry.events.file) if entry.events else "",
         entry=index,
         recording=entry.recording,
     )

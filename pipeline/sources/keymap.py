@@ -8,6 +8,7 @@ Source: DESIGN rule 5; spec/faults.md W3, W5, W7, P7, C7. Described for users in
 from __future__ import annotations
 
 import difflib
+import re
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
@@ -16,8 +17,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline import strict_yaml
+from schemas.caption import EventCategory
 from schemas.clip import Perspective
 from schemas.errors import UserError
+from schemas.strict_json import unprintable
 
 MAX_FIRST_FRAME = 10_000_000
 """46 hours at 60 fps: what lies beyond is no frame number (a timestamp, say)."""
@@ -109,6 +112,24 @@ class Rows(_Strict):
         return self
 
 
+class State(StrEnum):
+    """What the player cannot act in; such stretches are cut out of a recording."""
+
+    DEAD = "dead"
+    MENU = "menu"
+    LOADING = "loading"
+
+
+class StateColumn(_Strict):
+    """A column that tells of a state of the game in the frame of its row, whatever `row` says of inputs."""
+
+    column: str
+    state: State
+    above: float = Field(
+        default=0.0, allow_inf_nan=False, description="the game is in the state where the value is greater"
+    )
+
+
 class LogPart(Rows):
     """The input log. row next: row t holds from frame t to t+1 (a[t] moves f[t] -> f[t+1]); previous: row t
     brought frame t about."""
@@ -119,6 +140,9 @@ class LogPart(Rows):
     )
     absent: tuple[Action, ...] = Field(
         default=(), description="what the game does not have at all: zero, where a missing input is unknown"
+    )
+    states: tuple[StateColumn, ...] = Field(
+        default=(), description="columns that say that the player is dead, in a menu, or waits for a map"
     )
     inputs: Annotated[tuple[Input, ...], Field(min_length=1)]
 
@@ -134,7 +158,8 @@ class LogPart(Rows):
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that are read, in order."""
-        return tuple(i.column for i in self.inputs) + ((self.time,) if self.time else ())
+        named = [i.column for i in self.inputs] + [s.column for s in self.states]
+        return tuple(dict.fromkeys(named)) + ((self.time,) if self.time else ())
 
     def driving(self, action: Action) -> tuple[Input, ...]:
         return tuple(i for i in self.inputs if i.action is action)
@@ -227,6 +252,145 @@ class CameraPart(_Strict):
     )
 
 
+FIELD = re.compile(r"\{(a )?([A-Za-z_]\w*)\}")
+"""A field of the record in the text of a rule; "a " before it: with its article, "an armor bonus"."""
+
+
+class EventClock(_Strict):
+    """Which fields of a record say when. Frames are frames of the source, from `first_frame` on; seconds run
+    from `clock_start`. The end is inclusive: the last frame, or the moment, at which it still happens."""
+
+    start: str
+    end: str = Field(default="", description="empty: every event is an instant")
+    unit: Literal["frame", "second"]
+
+
+class Seen(_Strict):
+    """A witness in the same log that the thing was on screen: a record of `type` that holds at the start of
+    the event, or ended at most within_s before it."""
+
+    type: str
+    same: tuple[str, ...] = Field(default=(), description="fields that both records have, with equal values")
+    where: dict[str, tuple[str, ...]] = Field(
+        default={}, description="fields of the witness and the values that they may have"
+    )
+    within_s: float = Field(default=0.5, ge=0, le=5, allow_inf_nan=False)
+
+
+class EventRule(_Strict):
+    """What one type of record, or a change of one counter, tells. All conditions must hold.
+
+    text: a clause without a full stop, in the present tense; {field} is the record's, its object's name in
+    words. Source: spec/worldplay2.md k (the three categories); never more than the log says.
+    """
+
+    type: str = Field(default="", description="type of the records of an event log")
+    column: str = Field(default="", description="or a counter in a table")
+    change: Literal["rises", "falls"] = Field(default="rises", description="of the counter")
+    category: EventCategory
+    text: str
+    within: dict[str, float] = Field(
+        default={}, description="largest size of a field, whatever its sign: a distance, a bearing"
+    )
+    seen: Seen | None = None
+    min_s: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="shorter ones are left out")
+    merge_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=5,
+        allow_inf_nan=False,
+        description="events of the rule that follow within it are one; at most the length of a caption's "
+        "interval, so that none of these lies in a gap",
+    )
+    many: str = Field(default="", description="text of several that became one")
+
+    @model_validator(mode="after")
+    def _tells(self) -> EventRule:
+        if bool(self.type) == bool(self.column):
+            raise ValueError("a rule names either type, of a record, or column, of a counter")
+        if self.category is EventCategory.NONE:
+            raise ValueError("a rule tells something: its category cannot be none; leave the rule out")
+        for text in (self.text, self.many):
+            if "{" in FIELD.sub("", text) or "}" in FIELD.sub("", text):
+                raise ValueError(f"{text!r}: a field is written {{name}} or {{a name}}")
+            if text != text.strip() or text.endswith(".") or unprintable(text):
+                raise ValueError(f"{text!r} must be a printable clause without spaces around it or full stop")
+        if not self.text:
+            raise ValueError("text is empty: say what happens")
+        if bool(self.merge_s) != bool(self.many):
+            raise ValueError("merge_s and many (the text of several) go together")
+        if FIELD.search(self.many):
+            raise ValueError(f"{self.many!r} tells of several records and cannot name a field of one")
+        if self.column and (self.fields or self.seen or self.min_s):
+            raise ValueError(f"column {self.column}: a counter has no fields, no witness and no length")
+        return self
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of its record that a rule reads, beside the clock."""
+        named = [name for _, name in FIELD.findall(self.text)]
+        return tuple(dict.fromkeys([*named, *self.within, *(self.seen.same if self.seen else ())]))
+
+
+class EventPart(Rows):
+    """What the game logged as having happened: records with a type, or counters in a table of rows.
+
+    Records: JSON lines (.jsonl), or a JSON file (.json) with the list at its top or under the key `list`.
+    A table (.csv, .jsonl) lies against the frames as every log does. The first rule of a type whose
+    conditions hold tells of a record; types without a rule are left out and counted.
+    """
+
+    list: str = Field(default="", description="key of the list in a JSON object; empty: the file is the list")
+    type: str = Field(default="type", description="field of a record that names its type")
+    clock: EventClock | None = Field(default=None, description="of records; a table has rows")
+    names: dict[str, str] = Field(
+        default={}, description="words for the game's names; others are split: ArmorBonus, armor bonus"
+    )
+    rules: Annotated[tuple[EventRule, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _readable(self) -> EventPart:
+        _fill(self.file, "x")
+        suffix, counters = PurePosixPath(self.file).suffix, bool(self.rules[0].column)
+        if any(bool(rule.column) != counters for rule in self.rules):
+            raise ValueError("rules name types of records or columns of a table, not both")
+        allowed = (".csv", ".jsonl") if counters else (".json", ".jsonl")
+        if suffix not in allowed:
+            raise ValueError(f"file {self.file!r} must end in {allowed[0]} or {allowed[1]}")
+        if counters and (self.clock or self.list or self.names):
+            raise ValueError("clock, list and names are for records; a table has first_frame or time")
+        if not counters and (self.clock is None or self.time):
+            raise ValueError("records need clock: {start, end, unit: frame | second}; time is for tables")
+        if self.list and suffix != ".json":
+            raise ValueError("list is a key of a .json file")
+        seconds = bool(self.time) or (self.clock is not None and self.clock.unit == "second")
+        if self.first_frame if seconds else self.clock_start:
+            raise ValueError("first_frame is for frames, clock_start for seconds")
+        return self
+
+    @property
+    def types(self) -> frozenset[str]:
+        """Types of records that are read: those that rules name, and their witnesses."""
+        named = {rule.type for rule in self.rules} | {rule.seen.type for rule in self.rules if rule.seen}
+        return frozenset(named - {""})
+
+    @property
+    def counters(self) -> LogPart | None:
+        """How the table of counters is read: as any log; None for records."""
+        names = dict.fromkeys(rule.column for rule in self.rules if rule.column)
+        if not names:
+            return None
+        # Which axis they would drive is never asked: columns and clock are all that is read of the part.
+        columns = tuple(Input(column=name, action=Action.RUN) for name in names)
+        return LogPart(
+            file=self.file,
+            inputs=columns,
+            first_frame=self.first_frame,
+            time=self.time,
+            clock_start=self.clock_start,
+        )
+
+
 class Entry(_Strict):
     """One game, or one set of a game's recordings. Two entries may share a game: its rates are the same."""
 
@@ -240,11 +404,10 @@ class Entry(_Strict):
     log: LogPart | None = None
     poses: PosePart | None = None
     camera: CameraPart | None = None
-    events: str = Field(default="", description='event log, e.g. "{stem}.events.jsonl"')
+    events: EventPart | None = None
 
     @model_validator(mode="after")
     def _fills(self) -> Entry:
-        _fill(self.events, "x")
         if not all(PurePosixPath(glob).parts for glob in self.videos):
             raise ValueError("videos holds an empty glob, which names nothing; '*' is every file")
         return self

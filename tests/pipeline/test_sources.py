@@ -364,7 +364,9 @@ def test_a_json_lines_log_that_could_be_misread_is_refused_with_its_place(
 def test_a_log_that_cannot_be_read_leaves_its_video_and_a_repair_has_another_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = small_source(tmp_path, LOG, {**entry(), "events": "{stem}.jsonl"})
+    rule = {"type": "door", "category": "environment_transition", "text": "a door opens"}
+    events = {"file": "{stem}.jsonl", "clock": {"start": "frame", "unit": "frame"}, "rules": [rule]}
+    source = small_source(tmp_path, LOG, {**entry(), "events": events})
     good = _digest(source)
     (tmp_path / "run.csv").rename(tmp_path / "kept.csv")
     for name in ("run.csv", "run.jsonl"):

@@ -1,0 +1,103 @@
+"""`wp2 caption`: captions for the clips of a corpus from a served model, then the shards that hold them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+from jobs.captioner import CaptionPool, Here, Office, OnRay, caption_stage
+from jobs.config import CurateConfig
+from jobs.corpus_run import ray_pool
+from jobs.curate import Curator, Outcome
+from jobs.engine import EngineConfig
+from jobs.progress import Progress
+from jobs.runner import Pool
+from jobs.serving import serve
+from jobs.stages import STAGES, Statistics, flow
+from pipeline.caption.stage import Caption
+from pipeline.catalogue import Catalogue
+from pipeline.corpus import open_corpus, require_catalogue, sole_writer
+from pipeline.flow import Flow
+from pipeline.shards.stage import Shards
+
+
+def run_caption(
+    corpus_url: str,
+    config: CurateConfig,
+    engines: EngineConfig,
+    model: str = "",
+    address: str | None = None,
+    retry_failed: bool = False,
+    json_logs: bool = False,
+    console: Console | None = None,
+    pool: Pool | None = None,
+) -> list[Outcome]:
+    """Caption every clip that has come to the caption stage, then write the shards of whole partitions.
+
+    model: started by `engines` on the GPUs of Ray; "" asks at config.serve.endpoints. A clip that holds a
+    caption of this config keeps it. pool: writes the shards; None starts Ray.
+    Returns an outcome a source of the corpus, of its captions.
+    Raises BudgetReached, NotReady, EndpointError, NoEndpoint, EngineError, RunnerError, BudgetExceeded,
+    CorpusError.
+    """
+    config = config.model_copy(update={"caption": config.caption.model_copy(update={"source": "vlm"})})
+    corpus = open_corpus(corpus_url, config.storage)
+    require_catalogue(corpus)
+    console = console or Console(stderr=True)
+    progress = Progress(STAGES, json_logs, console)
+    with sole_writer(corpus), progress:
+        progress.enter("start")
+        catalogue = Catalogue.load(corpus)
+        work = flow(config, corpus, Statistics.newest(corpus), Caption.name)
+
+        def run(pool: Pool, shards: Shards | None) -> list[Outcome]:
+            return [
+                Curator(
+                    corpus,
+                    config,
+                    source,
+                    work,
+                    shards,
+                    pool,
+                    progress,
+                    retry_failed=retry_failed and not shards,
+                ).run(catalogue)
+                for source in catalogue.sources()
+            ]
+
+        with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
+            with captioning(work, engines, model, address is None, _teller(console)) as captions:
+                outcomes = run(captions, None)
+            run(used, Shards(config.shards, corpus))
+    return outcomes
+
+
+@contextlib.contextmanager
+def captioning(
+    work: Flow, engines: EngineConfig, model: str, local: bool, tell: Callable[[str], None]
+) -> Iterator[CaptionPool]:
+    """A pool for a flow that ends with captions by a VLM, on the running Ray.
+
+    model: served for as long as the pool is open; "" leaves the flow's endpoints as they are. local: Ray is
+    this machine's alone. tell: is told how many engines serve.
+    """
+    with contextlib.ExitStack() as stack:
+        stage = caption_stage(work)
+        if not model:
+            yield CaptionPool(work, _office(work, local, stack))
+            return
+        served = stack.enter_context(serve(engines, model, stage.config.revision, local, tell))
+        stage.serve = stage.serve.model_copy(update={"endpoints": served.urls})
+        yield CaptionPool(work, _office(work, local, stack), served.require)
+
+
+def _office(work: Flow, local: bool, stack: contextlib.ExitStack) -> Office:
+    office: Office = Here(work) if local else OnRay(work)
+    stack.callback(office.close)
+    return office
+
+
+def _teller(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, markup=False, highlight=False)

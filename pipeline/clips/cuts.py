@@ -1,0 +1,140 @@
+"""Hard cuts and flashes, seen in one pass with a fixed number of small pictures held.
+
+PySceneDetect's adaptive detector, fed frame by frame, names steps that stand out from their neighbours; with
+those that are large in themselves they are the suspects. A suspect is a cut when the scene behind it is
+another one (`scene`), no later frame within a flash's length shows the old scene again, and its neighbours do
+not change as much: a turn that is too fast to follow spreads over several steps, a cut is one.
+Source: spec/faults.md C5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from scenedetect import AdaptiveDetector, FrameTimecode
+
+from pipeline.clips.scene import SAME, SURELY_SAME, Gray, sameness, small
+from pipeline.picture import Picture, native_planes
+
+# Mean change of hue, saturation and value: a step that stands out twofold from its four neighbours is looked
+# at from 6 on (hard cuts between dark rooms have 10). And any step of this mean change of luma.
+STANDS_OUT = 2.0
+STANDS_OUT_FROM = 6.0
+LARGE = 25.0
+# A flash lasts at most this many frames (a quarter of a second at 30 fps).
+FLASH = 8
+# A step alone: its change is this many times that of either neighbour; or only this many where nothing at all
+# of the scene is found again, or where both neighbours can be followed.
+ALONE = 2.0
+BETWEEN = 1.3
+NOTHING = 0.03  # the most of 14 true cuts; of fast turns 2 % are below it
+REPEATED = 0.05  # mean change of a picture that is shown again
+TINT = 20.0  # levels of mean colour: a flash changes at least one channel by this much, and gives it back
+BEFORE = 6  # frames kept before a suspect
+CLOCK = 30.0  # PySceneDetect wants a rate; frames are counted here, never timed
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    index: int
+    small: Gray
+    colour: npt.NDArray[np.float64]
+    change: float  # of small, to the frame before
+
+
+class Cuts:
+    """Observer. `cut`: frames that a hard cut lies before; `flash`: frames of a flash."""
+
+    def __init__(self) -> None:
+        self.cut: set[int] = set()
+        self.flash: set[int] = set()
+        self._held: deque[_Seen] = deque(maxlen=BEFORE + FLASH + 2)
+        self._suspects: set[int] = set()
+        self._detector = AdaptiveDetector(
+            adaptive_threshold=STANDS_OUT, min_scene_len=0, min_content_val=STANDS_OUT_FROM
+        )
+
+    def see(self, index: int, picture: Picture) -> None:
+        look = small(picture.gray)
+        change = float(cv2.absdiff(look, self._held[-1].small).mean()) if self._held else 0.0
+        bgr = _bgr(picture, look)
+        colour = np.asarray(cv2.mean(bgr)[:3])
+        self._held.append(_Seen(index, look, colour, change))
+        named = self._detector.process_frame(FrameTimecode(index, CLOCK), bgr)
+        self._suspects |= {suspect.frame_num for suspect in named} | ({index} if change >= LARGE else set())
+        self._settle(index - FLASH - 1)
+
+    def finish(self) -> None:
+        """The recording is over: judge the suspects that still waited for what follows."""
+        if self._held:
+            self._settle(self._held[-1].index)
+
+    def _settle(self, until: int) -> None:
+        ready = sorted(k for k in self._suspects if k <= until)
+        self._suspects.difference_update(ready)
+        for k in ready:
+            self._judge(k)
+
+    def _judge(self, k: int) -> None:
+        """Is there a cut between frames k - 1 and k?"""
+        frames = {s.index: s for s in self._held}
+        before, here = frames.get(k - 1), frames[k]
+        if before is None:
+            return
+        self._tint(k, frames)
+        same = sameness(before.small, here.small)
+        if k in self.flash or k - 1 in self.flash or same >= SAME:
+            return
+        for j in range(k + 1, k + FLASH + 1):
+            if j in frames and sameness(before.small, frames[j].small) >= SURELY_SAME:
+                self.flash.update(range(k, j))
+                return
+        if self._stands_alone(k, frames, same):
+            self.cut.add(k)
+
+    def _tint(self, k: int, frames: dict[int, _Seen]) -> None:
+        """Mark a flash whose colour comes and goes; the scene may well be seen through it."""
+        was = frames[k - 1].colour
+        size = np.abs(frames[k].colour - was).max()
+        if size < TINT:
+            return
+        for j in range(k + 1, k + FLASH + 1):
+            if j in frames and np.abs(frames[j].colour - was).max() < 0.3 * size:
+                sudden = np.abs(frames[j].colour - frames[j - 1].colour).max() > 0.5 * size
+                if sudden and sameness(frames[k - 1].small, frames[j].small) >= SAME:
+                    self.flash.update(range(k, j))
+                return
+
+    @staticmethod
+    def _stands_alone(k: int, frames: dict[int, _Seen], same: float) -> bool:
+        """Does so much change in this step alone? Repeated pictures are passed over: where every picture is
+        shown three times, two steps of three are none."""
+        shown = [frames[j] for j in sorted(frames) if j == k or frames[j].change > REPEATED]
+        at = next(i for i, s in enumerate(shown) if s.index == k)
+        beside = [shown[i] for i in (at - 1, at + 1) if 0 <= i < len(shown)]
+        here, most = shown[at], max((s.change for s in beside), default=0.0)
+        if here.change < BETWEEN * most:
+            return False
+        if here.change >= ALONE * most or same <= NOTHING:
+            return True
+        # A cut in the middle of motion: both neighbouring steps can be followed.
+        pairs = [(frames.get(s.index - 1), s) for s in beside]
+        return all(a is not None and sameness(a.small, b.small) >= SURELY_SAME for a, b in pairs)
+
+
+def _bgr(picture: Picture, luma: Gray) -> npt.NDArray[np.uint8]:
+    """uint8 [h, 160, 3] from the small luma and the chroma planes; colours are relative, not exact."""
+    size = (luma.shape[1], luma.shape[0])
+    planes = [luma]
+    for plane in (2, 1):
+        chroma = native_planes(picture.limited)[plane]
+        # Every n-th sample, then the mean of what remains: the mean of all of a 720p plane takes five times
+        # as long, and the mean colour of a block of pixels needs no more.
+        step = max(1, chroma.shape[1] // (2 * size[0]))
+        thin = np.ascontiguousarray(chroma[::step, ::step])
+        planes.append(np.asarray(cv2.resize(thin, size, interpolation=cv2.INTER_AREA), np.uint8))
+    return np.asarray(cv2.cvtColor(cv2.merge(planes), cv2.COLOR_YCrCb2BGR), np.uint8)

@@ -1,0 +1,1 @@
+"""The world model as single-device code; parallelism is applied from outside."""
