@@ -28,6 +28,7 @@ from pipeline.quality.select import Report, select
 from pipeline.quality.stage import Quality
 from pipeline.recordings import clip_rows, recordings_of
 from pipeline.shards.stage import Shards
+from pipeline.shards.tiers import heal
 from pipeline.sources import discover, open_source
 from pipeline.sources.found import Discovery
 from pipeline.statistics import freeze
@@ -65,6 +66,7 @@ def run_curate(
         progress.enter("list")
         corpus.sweep()
         recordings_of(corpus).sweep()
+        heal(corpus)
         listing = discover(kind, store, config.source)
         if anew == Clips.name:
             raise StageOrderError("a recording is cut once, when it is new: to cut again, make a new corpus")

@@ -1,4 +1,4 @@
-"""Parts of a recording: the clips that it is cut into, and what is left out, with its reason. Source: DESIGN 2."""
+"""Parts of a recording: the clips that it is cut into, and what is left out and why. Source: DESIGN 2."""
 
 from __future__ import annotations
 

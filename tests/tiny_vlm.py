@@ -1,4 +1,4 @@
-"""A vision-language checkpoint with random weights, made on the spot: Qwen2.5-VL's classes at 0.6 M parameters.
+"""A vision-language checkpoint with random weights, made on the spot: Qwen2.5-VL at 0.6 M parameters.
 
 It loads, sees images and answers as a real model does; what it says is noise. Its tokenizer is trained on a
 few lines of JSON and English, so that no file is fetched. Takes about 10 s.
@@ -21,7 +21,7 @@ VISION, IMAGE, VIDEO = "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"
 SPECIAL = (PAD, START, END, VISION_START, VISION_END, VISION, IMAGE, VIDEO)
 
 TEXT = (
-    '{"scene":"a long corridor of grey stone with iron doors","character":"a knight in red armour","ui":"none"}',
+    '{"scene":"a corridor of grey stone with iron doors","character":"a knight in red armour","ui":"none"}',
     '{"i00":{"category":"none","text":""},"i01":{"category":"object_change","text":"a door opens"}}',
     "Describe the scene, the character, the interface and what happens in each interval of this game clip.",
 )

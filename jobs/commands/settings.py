@@ -23,17 +23,21 @@ def show_config(config: ConfigOpt = None) -> None:
 
 @app.command(rich_help_panel=SETTINGS)
 def schema(
-    name: Annotated[str, typer.Argument(help="annotation, caption, config, or a table")] = "annotation",
+    name: Annotated[
+        str, typer.Argument(help="annotation, caption, config, policy, or a table")
+    ] = "annotation",
 ) -> None:
     """Print a JSON Schema (records) or an Arrow schema (tables, index)."""
     from jobs.config import CurateConfig
     from schemas.caption import StructuredCaption
+    from schemas.policy import Policy
     from schemas.sample import Annotation, index_schema
 
     records: dict[str, type[BaseModel]] = {
         "annotation": Annotation,
         "caption": StructuredCaption,
         "config": CurateConfig,
+        "policy": Policy,
     }
     if name in records:
         print(json.dumps(records[name].model_json_schema(), indent=2))

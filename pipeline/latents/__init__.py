@@ -1,2 +1,2 @@
-"""The latents and text stages: the one room of pipeline that uses trainer/codec, so that what is trained on is
-built by the functions that a rollout uses."""
+"""The latents and text stages: the one part of pipeline that uses trainer/codec, so that data are made by the
+functions that a rollout uses."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import TracebackType
 
@@ -14,18 +15,19 @@ and every reader of .npy knows it."""
 
 
 class RowWriter:
-    """A .npy file of float16 [rows, *shape], appended to. Closing it with another number of rows raises."""
+    """A .npy file of float16 [*lead, *row], whose rows are appended. Closing it before it is full raises."""
 
-    def __init__(self, path: Path, rows: int, shape: tuple[int, ...]) -> None:
-        self._path, self._rows, self._shape, self._written = path, rows, shape, 0
+    def __init__(self, path: Path, lead: tuple[int, ...], row: tuple[int, ...]) -> None:
+        self._path, self._row = path, row
+        self._rows, self._written = math.prod(lead), 0
         self._file = path.open("wb")
-        header = {"descr": DTYPE.str, "fortran_order": False, "shape": (rows, *shape)}
+        header = {"descr": DTYPE.str, "fortran_order": False, "shape": (*lead, *row)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def append(self, values: npt.NDArray[np.float32]) -> None:
-        """values: float32 [n, *shape]. Raises ValueError on another shape, or values beyond float16."""
-        if values.shape[1:] != self._shape:
-            raise ValueError(f"{self._path.name} has rows of {self._shape}, not {values.shape[1:]}")
+        """values: float32 [n, *row]. Raises ValueError on another shape, or values beyond float16."""
+        if values.shape[1:] != self._row:
+            raise ValueError(f"{self._path.name} has rows of {self._row}, not {values.shape[1:]}")
         self._file.write(half(values, self._path.name).tobytes())
         self._written += len(values)
 

@@ -1,7 +1,8 @@
 """The latents stage: a clip's pictures on the 16 fps grid, as the latents that training reads.
 
-One continuous causal encode at full and one at low resolution, independent segments for stage 1, and the image
-condition of each. Memory does not grow with the clip. Source: DESIGN 2; spec/worldplay2.md a.3, c.2, n.1, n.2.
+One continuous causal encode at full and one at low resolution, independent segments for stage 1, and the
+image condition of each. Memory does not grow with the clip.
+Source: DESIGN 2; spec/worldplay2.md a.3, c.2, n.1, n.2.
 """
 
 from __future__ import annotations
@@ -123,12 +124,25 @@ class Latents:
         config = self.config
         cover = Cover.of(int(facts["height"]), int(facts["width"]), config.height, config.width)
         codec = open_codec(config.codec, self._fitted)
-        with Encoder(codec, grid.frames, cover, config.segments, scratch) as encoder, media(unit) as path:
-            frame_pass(path, [encoder])
+        starts = segment_starts(grid.latents, config.segments)
+        high = CHANNELS, config.height // SPACE_STRIDE, config.width // SPACE_STRIDE
+        low = CHANNELS, high[1] // 4, high[2] // 4
+        with ExitStack() as stack:
+            hr = stack.enter_context(RowWriter(scratch / "hr.npy", (grid.latents,), high))
+            lr = stack.enter_context(RowWriter(scratch / "lr.npy", (grid.latents // 2,), low))
+            parts = stack.enter_context(RowWriter(scratch / "segments.npy", (len(starts), SEGMENT), high))
+            encoder = Encoder(codec, grid.frames, cover, starts, hr, lr, parts)
+            with media(unit) as path:
+                frame_pass(path, [encoder])
+            encoder.finish()
+        write_array(scratch / "hr_y.npy", encoder.hr_y)
+        write_array(scratch / "lr_y.npy", encoder.lr_y)
+        write_array(scratch / "segments_y.npy", _stack(encoder.segments_y, high))
+        np.save(scratch / "segments_at.npy", np.asarray(starts, "<i4"))
         note = LatentsNote(
             codec=codec.identity,
             latents=grid.latents,
-            segments=len(encoder.starts),
+            segments=len(starts),
             **{name: getattr(cover, name) for name in _COVER},
         )
         (scratch / "latents.json").write_text(note.model_dump_json())
@@ -181,39 +195,85 @@ def _open_wan(path: str, device: str, precision: Precision) -> Codec:
 class Encoder:
     """Observer that encodes the pictures of a grid as they pass, and holds at most one chunk of them.
 
-    frames: int64 [G], the media file's frame at each grid entry (`timeline.Grid.frames`).
-    Used as a context: leaving it checks that every entry was seen.
+    frames: int64 [G], the media file's frame at each grid entry (`timeline.Grid.frames`). starts: latents
+    where segments begin, none overlapping. hr, lr, parts: where latents go, T first.
     """
 
     def __init__(
-        self, codec: Codec, frames: npt.NDArray[np.int64], cover: Cover, segments: int, folder: Path
+        self,
+        codec: Codec,
+        frames: npt.NDArray[np.int64],
+        cover: Cover,
+        starts: tuple[int, ...],
+        hr: RowWriter,
+        lr: RowWriter,
+        parts: RowWriter,
     ) -> None:
         cv2.setNumThreads(1)
-        latents = timeline.latents_of(len(frames))
-        self._codec, self._frames, self._cover, self._folder = codec, frames, cover, folder
-        self.starts = segment_starts(latents, segments)
+        self._codec, self._frames, self._cover = codec, frames, cover
+        self._hr, self._lr, self._parts = hr, lr, parts
+        self._segments = [segment_entries(start) for start in starts]
         self._chunk: list[npt.NDArray[np.uint8]] = []
-        self._seen = 0
+        self._begin = 0  # grid entry of the chunk's first picture
         self._high: Cache | None = None
         self._low: Cache | None = None
         self._segment: Cache | None = None
-        self._conditions: list[Tensor] = []
-        h, w = cover.height // SPACE_STRIDE, cover.width // SPACE_STRIDE
-        with ExitStack() as stack:
-            row = (CHANNELS, h, w)
-            small = (CHANNELS, h // 4, w // 4)
-            self._hr = stack.enter_context(RowWriter(folder / "hr.npy", latents, row))
-            self._lr = stack.enter_context(RowWriter(folder / "lr.npy", latents // 2, small))
-            self._of_segments = stack.enter_context(
-                RowWriter(folder / "segments.npy", len(self.starts), (SEGMENT, *row))
+        self.hr_y = self.lr_y = np.zeros(0, np.float32)
+        self.segments_y: list[npt.NDArray[np.float32]] = []
+
+    def see(self, index: int, picture: Picture) -> None:
+        at = self._begin + len(self._chunk)
+        while at < len(self._frames) and self._frames[at] == index:
+            self._chunk.append(self._cover.apply(picture.rgb))
+            at += 1
+            if (at + timeline.FRAMES_PER_LATENT - 1) % timeline.GRID_PER_CHUNK == 0:
+                self._encode()
+
+    def finish(self) -> None:
+        """Raises ValueError when the grid's last picture has not passed."""
+        if self._begin != len(self._frames):
+            raise ValueError(
+                f"{self._begin + len(self._chunk)} of {len(self._frames)} pictures of the grid were decoded: "
+                "run ingest again"
             )
-            self._open = stack.pop_all()
 
-    def __enter__(self) -> Encoder:
-        return self
+    def _encode(self) -> None:
+        """The chunk that is held, into every stream that it is part of."""
+        import torch
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            with self._open:
-                return
-        self._open.close()
+        from trainer.codec import lowres
+        from trainer.codec.base import to_pixels
+        from trainer.codec.condition import image_condition
+
+        pixels = to_pixels(torch.from_numpy(np.stack(self._chunk))).to(self._codec.device)
+        if self._begin == 0:
+            image = pixels[:, :, :1]
+            self.hr_y = _rows(image_condition(self._codec, image))
+            self.lr_y = _rows(image_condition(self._codec, lowres.shrink(image)))
+        latents, self._high = self._codec.encode(pixels, self._high)
+        self._hr.append(_rows(latents))
+        latents, self._low = lowres.encode_chunk(self._codec, pixels, self._low)
+        self._lr.append(_rows(latents))
+        for entries in self._segments:
+            part = pixels[:, :, max(0, entries.start - self._begin) : max(0, entries.stop - self._begin)]
+            if not part.shape[2]:
+                continue
+            if entries.start >= self._begin:
+                self._segment = None
+                self.segments_y.append(_rows(image_condition(self._codec, part[:, :, :1]))[:SEGMENT])
+            latents, self._segment = self._codec.encode(part, self._segment)
+            self._parts.append(_rows(latents))
+        self._begin += len(self._chunk)
+        self._chunk = []
+
+
+def _rows(latents: Tensor) -> npt.NDArray[np.float32]:
+    """[1, 16, T, h, w] -> float32 [T, 16, h, w]: T first, so a clip's beginning is a file's beginning."""
+    return np.asarray(latents[0].transpose(0, 1).float().cpu().numpy(), np.float32)
+
+
+def _stack(heads: list[npt.NDArray[np.float32]], row: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Heads of y as one array [S, n, *row], each as long as the longest: its last latent repeated."""
+    n = max((len(h) for h in heads), default=1)
+    padded = [np.concatenate([h, np.repeat(h[-1:], n - len(h), 0)]) for h in heads]
+    return np.stack(padded) if padded else np.zeros((0, n, *row), np.float32)

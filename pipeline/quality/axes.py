@@ -33,9 +33,9 @@ RAWS = (
 )
 
 PROXY_PREFIX = "proxy-"
-SHARP_MIDDLE, SHARP_WIDTH = 0.58, 0.05
-"""Edge ratio. Sharp pictures of every style 0.67-0.89; drawn ones blurred by a sigma of 1 px of 640: 0.58-0.63,
-by 2: 0.43-0.47, by 4: 0.33; scaled up four times 0.48."""
+SHARP_MIDDLE, SHARP_WIDTH = 0.60, 0.04
+"""Edge ratio. Sharp pictures of every style 0.64-0.86; drawn ones blurred by a sigma of 1 px of 640: 0.58-0.64,
+by 2: 0.47-0.51, by 4: 0.40; scaled up four times 0.51."""
 STRUCTURE_HALF = 0.08
 """Structure. Doom 0.29-0.44, plain MiniWorld 0.20, drawn flat shapes 0.15, a bare wall under 0.03."""
 NOISE_HALF = 2.0

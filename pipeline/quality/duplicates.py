@@ -21,7 +21,7 @@ TURNS = (0, 16, 32, 48)
 NEIGHBOURS = 8
 NEAR = 12
 """Bits in which hashes of one picture differ at most. Re-encodes of the pack: 0-6, at 64x36 pixels and crf 38
-up to 12. Of 1,365 pairs of different clips, some of one map, none has three that agree in a run."""
+up to 12. Of 1,728 pairs of different clips, some of one map, none has three that agree in a run."""
 MEETINGS = 2
 RUN = 3
 """Fewest hashes that agree in a run."""
@@ -119,8 +119,8 @@ def _met(bits: Bits, owner: npt.NDArray[np.int32], turn: int) -> Iterator[tuple[
     Sorted in 16 parts by their leading bits, so that a copy of a part is all the memory it takes.
     """
     leading = np.empty(len(bits), np.uint8)
-    for at in range(0, len(bits), _BLOCK):
-        block = slice(at, at + _BLOCK)
+    for start in range(0, len(bits), _BLOCK):
+        block = slice(start, start + _BLOCK)
         leading[block] = (bits[block] >> np.uint64(60 - turn)) & np.uint64(15)
     for part in range(16):
         rows = np.flatnonzero(leading == part)

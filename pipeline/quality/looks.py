@@ -84,8 +84,8 @@ class Looks:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What is kept of a frame: cells float32 [11, rows, 40], those of `edge_cells` and of `_native`, the small luma, and its
-    chroma by cell."""
+    """What is kept of a frame: cells float32 [11, rows, 40], those of `edge_cells` and of `_native`, the
+    small luma, and its chroma by cell."""
 
     frame: int
     cells: Floats
@@ -172,7 +172,8 @@ def _native(planes: list[Bytes], rows: int) -> Floats:
 
 
 def _white_noise(plane: Bytes, rows: int) -> Floats:
-    """Sigma by cell of what is in a plane and halves at half size, as white noise does and texture does not."""
+    """Sigma by cell of what is in a plane and halves at half size, as white noise does and texture does
+    not."""
     half = cv2.resize(plane, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
     full, coarse = (by_cell(block_means(residual(p)), rows) for p in (plane, half))
     return np.sqrt(np.maximum(full**2 - coarse**2, 0) * (4 / 3)) * TO_SIGMA
@@ -229,8 +230,8 @@ def _raws(sample: _Sample, world: Bools, shown: Bools, scale: float) -> list[flo
 
 
 def _edge_ratio(pixels: float, fine: float, middle: float, coarse: float) -> float:
-    """How much edges lose from the fine to the middle scale, to what they lose from there to the coarse one, in
-    logs. NaN where too few are seen."""
+    """How much edges lose from the fine to the middle scale, to what they lose from there to the coarse
+    one, in logs. NaN where too few are seen."""
     if pixels < FEWEST_EDGES:
         return np.nan
     return math.log(max(fine / middle, 1.0)) / math.log(max(middle / coarse, 1.001))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def spans(corpus: Path) -> dict[str, tuple[int, int]]:
 def test_segments_partition_the_recording(cut: Path) -> None:
     found = sorted((r["start"], r["stop"]) for r in rows(cut, "segments"))
     assert found[0][0] == 0 and found[-1][1] == FRAMES
-    assert all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(found))
     assert len(spans(cut)) >= 3
     assert {r["status"] for r in rows(cut, "clips")} == {"ok"}
     assert {r["kind"] for r in rows(cut, "clips")} == {"navigation"}
@@ -110,7 +111,7 @@ def test_frames_of_a_clip_are_those_of_the_recording(cut: Path) -> None:
 
 
 def test_labels_of_a_clip_are_those_of_its_frames(cut: Path, whole: Path) -> None:
-    """Poses and turns of a clip are the recording's at its frames; nothing starts at the recording's start."""
+    """Poses and turns of a clip are the recording's at its frames, not at the recording's start."""
     (one,) = spans(whole).values()
     assert one == (0, FRAMES)
     truth = pd.DataFrame(rows(whole, "poses"))

@@ -175,3 +175,13 @@ def test_segments_partition_the_recording_and_keep_every_length(data: st.DataObj
         assert least <= length <= most
         if s.kind is ClipKind.EVENT:
             assert any(s.start <= e.start < s.stop for e in events)
+
+
+def test_events_that_fill_the_longest_event_clip_are_kept_at_any_rate() -> None:
+    # 26 s of events and 2 s on either side are exactly the longest clip: at 29.97 fps it ends a frame early.
+    for seen in (signals(4000), signals(4000, 512, Fraction(1, 17920))):
+        second = Fraction(1) / ((seen.pts[1] - seen.pts[0]) * seen.time_base)
+        first, last = 1500, 1500 + int(26 * second)
+        made = segments(seen, [event(first), event(last - 1, last)], PLAIN)
+        (clip,) = [s for s in made if s.kind is ClipKind.EVENT]
+        assert clip.start < first - second and clip.stop > last + second

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.actions import ACTIONS, Actions, ActionsConfig
+from pipeline.caption.stage import Caption, CaptionConfig, ServeConfig
 from pipeline.flow import Flow
 from pipeline.gates import Gates, GatesConfig
 from pipeline.ingest import Ingest, IngestConfig
@@ -43,6 +44,7 @@ def stages() -> tuple:
         Observe(ObserveConfig()),
         Pose(PoseConfig(estimators=("none",)), SourceConfig(), Cameras()),
         Actions(ActionsConfig(), SourceConfig(), RotationRates()),
+        Caption(CaptionConfig(), SourceConfig(), ServeConfig()),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.trainer.model_support import PRESET, Video, draw, noisy_expert, oracle
 from trainer.model.attention import BLOCK, Backend, MaskError, attend, make_mask
@@ -90,6 +91,22 @@ def test_flex_equals_dense(name: str) -> None:
         for backend in (Backend.DENSE, Backend.FLEX)
     )
     assert (flex - dense).abs().max() <= 2e-6
+
+
+def test_flex_is_compiled_once_for_each_length() -> None:
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True, backend=counter)
+    lengths = set()
+    for history, padded in ((1, 13), (3, 13), (1, 21), (4, 21), (2, 13)):
+        layout = teacher_forced(PRESET, history, 2, padded)
+        lengths.add(layout.tokens)
+        q, k, v = (draw(seed, 1, layout.tokens, 2, 16) for seed in (1, 2, 3))
+        blocks = make_mask(layout, layout, Rule.CAUSAL, Backend.FLEX, CPU).blocks
+        given = compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=blocks)
+        wanted = attend(q, k, v, make_mask(layout, layout, Rule.CAUSAL, Backend.DENSE, CPU))
+        assert (given.transpose(1, 2) - wanted).abs().max() <= 2e-6
+        assert counter.frame_count == len(lengths)
+    assert len(lengths) == 2
 
 
 def test_a_query_with_nothing_to_see_is_refused() -> None:

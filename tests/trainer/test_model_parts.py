@@ -20,7 +20,7 @@ from trainer.model.action import ActionEncoder, ActionError, ActionMlp, check_ro
 from trainer.model.kvcache import RawText
 from trainer.model.layout import Rule, clip, teacher_forced
 from trainer.model.rope import axis_widths, rotate, rotations
-from trainer.model.wan import WanModel, build
+from trainer.model.wan import Shared, WanModel, build
 
 CAPTION = StructuredCaption(
     scene="a grey hall",
@@ -200,6 +200,18 @@ def test_modulation_is_never_stored_for_each_token() -> None:
     # At 46,592 tokens of width 5120: 4 MB a block instead of 5.7 GB.
     a14b = clip(A14B, 0, 8)
     assert 6 * A14B.model.dim * len(a14b) * 4 < 4e6 < 5.7e9 < 6 * A14B.model.dim * a14b.tokens * 4
+
+
+def test_bf16_weights_keep_modulation_positions_and_output_in_fp32() -> None:
+    model, video = noisy_expert(), Video(chunks=3)
+    full = predict(model, video)
+    seen: list[Shared] = []
+    model.bfloat16().blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[1]))
+    half = predict(model, video)
+    assert half.dtype == seen[0].modulation.dtype == seen[0].plan.cos.dtype == torch.float32
+    assert seen[0].action.dtype == torch.bfloat16
+    # measured 0.006
+    assert (half - full).abs().max() <= 0.03 * full.abs().max()
 
 
 # Section i.2 of the spec, for one block and everything outside the blocks.

@@ -18,6 +18,7 @@ from trainer.codec.weights import PACKAGE, CodecError, Precision, TextKind, text
 
 MOST_TOKENS = 512
 
+
 @dataclass(frozen=True)
 class Encoded:
     """tokens: float32 [N, D], N <= 512. cut: the prompt was longer, and its end is not in them."""

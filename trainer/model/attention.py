@@ -107,7 +107,9 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32)[None, None], index.to(torch.int32)[None, None].contiguous()
 
 
-_compiled_flex: Any = torch.compile(flex_attention, dynamic=False)
+# One compilation for each pair of lengths. fullgraph: past torch's limit of recompilations it raises, where
+# it would otherwise go on eagerly, with the full square in memory.
+_compiled_flex: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:

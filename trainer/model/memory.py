@@ -163,8 +163,8 @@ class MemoryCompressor(nn.Module):
         _, _, latents, rows, cols = history.shape
         if latents % LATENTS_PER_PAIR or rows % SPACE_FOLD or cols % SPACE_FOLD:
             raise CompressorError(
-                f"history of {latents} latents of {rows}x{cols}: only pairs of latents fold, and only rows and "
-                f"columns in multiples of {SPACE_FOLD}"
+                f"history of {latents} latents of {rows}x{cols}: the compressor folds pairs of latents, and "
+                f"rows and columns in multiples of {SPACE_FOLD}"
             )
         tails = Tails(state)
         x: Tensor = self.input_layer(history.movedim(1, -1).to(self.input_layer.weight.dtype)).movedim(-1, 1)

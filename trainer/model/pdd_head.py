@@ -34,7 +34,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def rows(self, block: Block) -> Tensor:
-        """[2, K] fp32: displacement and endpoint velocity of a block of the few-step schedule."""
+        """[2, K] fp64: displacement and endpoint velocity of a block of the few-step schedule."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, time: Tensor, runs: tuple[Run, ...], rows: Tensor | None) -> Tensor:
@@ -96,7 +96,7 @@ class IntervalHead(Head):
             block.steps[:-1], dtype=torch.float64
         )
         rows[1, block.heads.stop - 1] = 1.0
-        return rows.float()
+        return rows
 
 
 class CompactHead(Head):
@@ -118,7 +118,7 @@ class CompactHead(Head):
     def rows(self, block: Block) -> Tensor:
         if 2 * block.local + 1 >= self.heads:
             raise HeadError(f"block {block.local} of an expert with {self.heads // 2} blocks")
-        return torch.eye(self.heads)[2 * block.local : 2 * block.local + 2]
+        return torch.eye(self.heads, dtype=torch.float64)[2 * block.local : 2 * block.local + 2]
 
 
 def bank_from_velocity(head: VelocityHead, heads: int) -> IntervalHead:
@@ -141,18 +141,12 @@ def compact_from_bank(bank: IntervalHead, blocks: tuple[Block, ...]) -> CompactH
     weight, bias = bank.bank_weight.detach(), bank.bank_bias.detach()
     out, dim = weight.shape[1:]
     compact = CompactHead(dim, out, bank.eps, len(blocks)).to(device=weight.device, dtype=weight.dtype)
-    rows = torch.stack([_exact_rows(bank, block) for block in blocks]).to(weight.device)  # blocks, 2, K
+    rows = torch.stack([bank.rows(block) for block in blocks]).to(weight.device)  # blocks, 2, K
     with torch.no_grad():
         compact.modulation.copy_(bank.modulation)
         compact.block_weight.copy_(torch.einsum("brk,kod->brod", rows, weight.double()).flatten(1, 2))
         compact.block_bias.copy_(torch.einsum("brk,ko->bro", rows, bias.double()).flatten(1, 2))
     return compact
-
-
-def _exact_rows(bank: IntervalHead, block: Block) -> Tensor:
-    rows = bank.rows(block).double()
-    rows[0, block.heads.start : block.heads.stop - 1] = torch.tensor(block.steps[:-1], dtype=torch.float64)
-    return rows
 
 
 def unpatchify(x: Tensor, rows: int, patch: tuple[int, int, int]) -> Tensor:

@@ -49,13 +49,15 @@ class Plan:
     """Everything about a pass that is known before its tensors.
 
     layout: the sequence. context: the cached memory before it. prompts: which of the sample's prompts each
-    frame reads. prompt_runs: (start, stop, prompt) in tokens. cos, sin: [N, d / 2] fp32.
+    frame reads. prompt_runs: (start, stop, prompt) in tokens. times: [L] int64, rows of the action table.
+    cos, sin: [N, d / 2] fp32.
     """
 
     layout: Layout
     context: Layout
     prompts: tuple[int, ...]
     prompt_runs: tuple[tuple[int, int, int], ...]
+    times: Tensor
     cos: Tensor
     sin: Tensor
     mask: Mask
@@ -82,7 +84,8 @@ def make_plan(
     device = torch.device(device)
     cos, sin = rotations(layout.positions().to(device), config.head_dim, config.theta)
     mask = make_mask(layout, context + layout, rule, backend, device)
-    return Plan(layout, context, chosen, _prompt_runs(layout, chosen), cos, sin, mask)
+    times = torch.tensor(layout.times, device=device)
+    return Plan(layout, context, chosen, _prompt_runs(layout, chosen), times, cos, sin, mask)
 
 
 def _prompt_runs(layout: Layout, prompts: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
@@ -301,8 +304,7 @@ class WanModel(nn.Module):
         _check(inputs, self.config.in_dim)
         x, memory = self._tokens(inputs)
         time, modulation = self._time(inputs)
-        times = torch.tensor(layout.times, device=inputs.actions.device)
-        action = self.action(inputs.actions[:, times])
+        action = self.action(inputs.actions[:, plan.times])
         text = self._text(inputs.text)
         shared = Shared(plan, modulation, action, text)
         keys: list[Tensor] = []
