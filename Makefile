@@ -1,6 +1,7 @@
 # Everything runs in .venv, installed from requirements.lock by uv.
 PYTHON ?= python3
 VENV := .venv
+VLM := .venv-vlm
 BIN := $(VENV)/bin
 DEMO := demo
 
@@ -43,6 +44,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.vo
 	$(BIN)/python -m benchmarks.rotation
 	$(BIN)/python -m benchmarks.stitch
+	$(BIN)/python -m benchmarks.quality
+	$(BIN)/python -m benchmarks.captions
+	$(BIN)/python -m benchmarks.codec
 
 lock:
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --all-extras --no-header \

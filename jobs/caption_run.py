@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from rich.console import Console
 
-from jobs.captioner import CaptionPool, Here, Office, OnRay, caption_stage
+from jobs.captioner import captioning
 from jobs.config import CurateConfig
 from jobs.corpus_run import ray_pool
 from jobs.curate import Curator, Outcome
 from jobs.engine import EngineConfig
 from jobs.progress import Progress
 from jobs.runner import Pool
-from jobs.serving import serve
 from jobs.stages import STAGES, Statistics, flow
 from pipeline.caption.stage import Caption
 from pipeline.catalogue import Catalogue
 from pipeline.corpus import open_corpus, require_catalogue, sole_writer
-from pipeline.flow import Flow
 from pipeline.shards.stage import Shards
 
 
@@ -72,31 +70,6 @@ def run_caption(
                 outcomes = run(captions, None)
             run(used, Shards(config.shards, corpus))
     return outcomes
-
-
-@contextlib.contextmanager
-def captioning(
-    work: Flow, engines: EngineConfig, model: str, local: bool, tell: Callable[[str], None]
-) -> Iterator[CaptionPool]:
-    """A pool for a flow that ends with captions by a VLM, on the running Ray.
-
-    model: served for as long as the pool is open; "" leaves the flow's endpoints as they are. local: Ray is
-    this machine's alone. tell: is told how many engines serve.
-    """
-    with contextlib.ExitStack() as stack:
-        stage = caption_stage(work)
-        if not model:
-            yield CaptionPool(work, _office(work, local, stack))
-            return
-        served = stack.enter_context(serve(engines, model, stage.config.revision, local, tell))
-        stage.serve = stage.serve.model_copy(update={"endpoints": served.urls})
-        yield CaptionPool(work, _office(work, local, stack), served.require)
-
-
-def _office(work: Flow, local: bool, stack: contextlib.ExitStack) -> Office:
-    office: Office = Here(work) if local else OnRay(work)
-    stack.callback(office.close)
-    return office
 
 
 def _teller(console: Console) -> Callable[[str], None]:

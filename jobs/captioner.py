@@ -15,7 +15,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,9 @@ import ray
 import ray.exceptions as rx
 from pydantic import BaseModel
 
+from jobs.engine import EngineConfig, Served
 from jobs.runner import Lost
+from jobs.serving import Engines, serve
 from pipeline.caption.accounts import BudgetReached
 from pipeline.caption.attempts import AttemptLog
 from pipeline.caption.client import EndpointError
@@ -265,21 +267,24 @@ class OnRay:
 
 
 class CaptionPool:
-    """A pool for flows like the one that it was made with.
+    """A pool for flows like the one that it was made with. Its office is opened for the first task: a run
+    that finds nothing to caption needs no server.
 
     After one of ENDINGS it takes no more tasks, gives the results that are on their way, and raises it.
     watch: called every few seconds while results are waited for; what it raises ends the run.
     """
 
-    def __init__(self, flow: Flow, office: Office, watch: Callable[[], None] = lambda: None) -> None:
-        self._configs, self._office = flow.configs(), office
+    def __init__(self, flow: Flow, opens: Callable[[], Office], watch: Callable[[], None]) -> None:
+        self._configs, self._opens = flow.configs(), opens
+        self._office: Office | None = None
         self._watch, self._watched = watch, time.monotonic()
         self._flying: dict[Any, Any] = {}
         self._ending: UserError | None = None
 
     @property
     def free(self) -> int:
-        return 0 if self._ending else self._office.slots - len(self._flying)
+        slots = self._office.slots if self._office else 1
+        return 0 if self._ending else slots - len(self._flying)
 
     @property
     def busy(self) -> int:
@@ -292,6 +297,7 @@ class CaptionPool:
 
     def submit(self, key: Any, function: Callable[..., Any], *args: Any) -> None:
         """`function(flow, *rest)`: the desk puts its own flow in the place of the one given."""
+        self._office = self._office or self._opens()
         self._flying[self._office.start(function, *args[1:])] = key
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Any]]:
@@ -299,7 +305,7 @@ class CaptionPool:
             self._watch()
             self._watched = time.monotonic()
         found = []
-        for handle in self._office.ready(self._flying, timeout_s):
+        for handle in self._office.ready(self._flying, timeout_s) if self._office else ():
             key = self._flying.pop(handle)
             try:
                 found.append((key, self._office.result(handle)))
@@ -311,4 +317,36 @@ class CaptionPool:
 
     def close(self) -> None:
         self._flying.clear()
-        self._office.close()
+        if self._office:
+            self._office.close()
+
+
+@contextlib.contextmanager
+def captioning(
+    work: Flow, engines: EngineConfig, model: str, local: bool, tell: Callable[[str], None]
+) -> Iterator[CaptionPool]:
+    """A pool for a flow that ends with captions by a VLM, on the running Ray.
+
+    model: started by `engines` for the first clip, and served as long as the pool is open; "" leaves the
+    flow's endpoints as they are. local: Ray is this machine's alone. tell: is told how many engines serve.
+    """
+    stage = caption_stage(work)
+    with contextlib.ExitStack() as stack:
+        running: list[Engines] = []
+
+        def opens() -> Office:
+            if model:
+                served = Served(model, stage.config.revision, stage.config.limits)
+                running.append(stack.enter_context(serve(engines, served, local, tell)))
+                stage.serve = stage.serve.model_copy(update={"endpoints": running[0].urls})
+            return Here(work) if local else OnRay(work)
+
+        def watch() -> None:
+            for started in running:
+                started.require()
+
+        pool = CaptionPool(work, opens, watch)
+        try:
+            yield pool
+        finally:
+            pool.close()

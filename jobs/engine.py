@@ -26,6 +26,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 import jobs.engine_guard
+from pipeline.caption.frames import Limits
 from pipeline.stage import one_line
 from schemas.errors import UserError
 
@@ -51,8 +52,6 @@ class EngineConfig(BaseModel):
     )
     tensor_parallel: int = Field(default=1, ge=1, description="GPUs of one engine, of one machine")
     dtype: str = Field(default="bfloat16", description="of the weights")
-    context: int = Field(default=16384, ge=1024, description="longest prompt and reply together, in tokens")
-    images: int = Field(default=64, ge=1, description="most pictures of a request")
     sequences: int = Field(default=64, ge=1, description="most requests that one engine works on at once")
     arguments: tuple[str, ...] = Field(default=(), description="further arguments in vLLM's own words")
     logs: str = Field(
@@ -65,20 +64,29 @@ class EngineConfig(BaseModel):
     steady_s: float = Field(default=600, ge=0, description="after serving so long, restarts count anew")
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served: a hub id or a folder, its revision, and what requests may hold."""
+
+    model: str
+    revision: str
+    limits: Limits
+
+
 def served_name(model: str) -> str:
     """The name that requests and captions give a model: its hub id, or the last part of its folder."""
     return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
 
 
-def command(config: EngineConfig, program: str, model: str, revision: str, host: str, port: int) -> list[str]:
+def command(config: EngineConfig, program: str, served: Served, host: str, port: int) -> list[str]:
     """The command line of one engine. docs/vllm.md says why each setting is what it is."""
     return [
         program,
         "serve",
-        model,
-        *(["--revision", revision] if revision else []),
+        served.model,
+        *(["--revision", served.revision] if served.revision else []),
         "--served-model-name",
-        served_name(model),
+        served_name(served.model),
         "--host",
         host,
         "--port",
@@ -86,13 +94,13 @@ def command(config: EngineConfig, program: str, model: str, revision: str, host:
         "--dtype",
         config.dtype,
         "--max-model-len",
-        str(config.context),
+        str(served.limits.context),
         "--max-num-seqs",
         str(config.sequences),
         "--tensor-parallel-size",
         str(config.tensor_parallel),
         "--limit-mm-per-prompt",
-        json.dumps({"image": config.images, "video": 0}),
+        json.dumps({"image": served.limits.max_images, "video": 0}),
         "--structured-outputs-config",
         json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
         "--generation-config",

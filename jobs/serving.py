@@ -23,6 +23,7 @@ from jobs.engine import (
     EngineConfig,
     EngineError,
     Phase,
+    Served,
     State,
     command,
     environment,
@@ -42,16 +43,16 @@ class _Keeper:
     def __init__(self) -> None:
         self._engine: Engine | None = None
 
-    def start(self, config: EngineConfig, model: str, revision: str, host: str) -> None:
+    def start(self, config: EngineConfig, served: Served, host: str) -> None:
         """host: "" listens at the node's own address. Raises EngineError."""
         program = program_of(config)
         address = host or ray.util.get_node_ip_address()
         port = free_port(address)
-        line = command(config, program, model, revision, address, port)
+        line = command(config, program, served, address, port)
         logs = Path(config.logs or tempfile.gettempdir())
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"wp2-engine-{os.getpid()}.log"
-        env = environment(os.environ, program, model)
+        env = environment(os.environ, program, served.model)
         self._engine = Engine(config, line, env, f"http://{address}:{port}", log)
 
     def state(self) -> State:
@@ -70,7 +71,7 @@ _KEEPER: Any = ray.remote(num_cpus=0, max_concurrency=4)(_Keeper)
 class Engines:
     """Engines that are starting, serving or given up. `urls` do not change."""
 
-    def __init__(self, config: EngineConfig, model: str, revision: str, local: bool) -> None:
+    def __init__(self, config: EngineConfig, served: Served, local: bool) -> None:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         count = config.engines or max(1, gpus // config.tensor_parallel)
         held = config.tensor_parallel if gpus else 0
@@ -82,7 +83,7 @@ class Engines:
         options = {"num_gpus": held, "scheduling_strategy": "SPREAD"}
         self._keepers = [_KEEPER.options(**options).remote() for _ in range(count)]
         host = LOCAL if local else ""
-        self._starts = [k.start.remote(config, model, revision, host) for k in self._keepers]
+        self._starts = [k.start.remote(config, served, host) for k in self._keepers]
         self.urls: tuple[str, ...] = ()
 
     def wait(self, tell: Callable[[str], None]) -> None:
@@ -134,11 +135,11 @@ def _state(keeper: Any) -> State:
 
 @contextlib.contextmanager
 def serve(
-    config: EngineConfig, model: str, revision: str, local: bool, tell: Callable[[str], None]
+    config: EngineConfig, served: Served, local: bool, tell: Callable[[str], None]
 ) -> Iterator[Engines]:
-    """Engines that serve `model`, ended with the context. Ray must be running; local: it is this machine's
+    """Engines that serve a model, ended with the context. Ray must be running; local: it is this machine's
     alone. Raises EngineError, RunnerError."""
-    engines = Engines(config, model, revision, local)
+    engines = Engines(config, served, local)
     try:
         engines.wait(tell)
         yield engines

@@ -15,6 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from schemas import SCHEMA_VERSION
 from schemas.timeline import FRAMES_PER_LATENT, TimelineError
 
+CHANNELS = 16
+"""Channels of a latent, and pixels of one in height and width; in time it has 4 frames. Source:
+spec/worldplay2.md a.1."""
+SPACE_STRIDE = 8
 SEGMENT = 32
 """Latents of an independent segment of stage 1: 125 grid entries."""
 
@@ -116,6 +120,19 @@ def segment_entries(start: int) -> range:
 
 
 # --- what lies in the members -----------------------------------------------------------------------------
+
+
+ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "hr.npy": ("float16", ("T", "16", "H/8", "W/8")),
+    "lr.npy": ("float16", ("T/2", "16", "H/32", "W/32")),
+    "hr_y.npy": ("float16", ("n", "16", "H/8", "W/8")),  # the last is that of every later latent
+    "lr_y.npy": ("float16", ("n", "16", "H/32", "W/32")),
+    "segments.npy": ("float16", ("S", "32", "16", "H/8", "W/8")),
+    "segments_y.npy": ("float16", ("S", "n", "16", "H/8", "W/8")),
+    "segments_at.npy": ("int32", ("S",)),  # latent of the clip where each segment begins
+    "text.npy": ("float16", ("N", "D")),  # tokens of every prompt, one behind the other: TextNote.rows
+}
+"""dtype and shape of each array member: T latents and S segments of the clip, n as each head of y needs."""
 
 
 class LatentsNote(BaseModel):

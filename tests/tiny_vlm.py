@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-CONTEXT = 16384
+CONTEXT = 32768
 MERGE, PATCH = 2, 14
 PIXELS_MIN, PIXELS_MAX = (MERGE * PATCH) ** 2 * 4, (MERGE * PATCH) ** 2 * 64
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -144,7 +144,8 @@ class Forecast:
 
 def estimate(attempts: Iterable[Attempt], clips: int, prices: Prices = FREE) -> dict[str, Forecast]:
     """What captioning `clips` clips will take, from a measured sample: requests, tokens_in, tokens_out,
-    engine_hours and money. Raises ValueError when the sample has fewer than two clips.
+    engine_hours and money. The sample must have had as many requests in flight as the run will have: alone, a
+    request is charged all of its engine's time. Raises ValueError when it has fewer than two clips.
     """
     sample = list(per_clip(attempts).values())
     if len(sample) < 2:

@@ -31,7 +31,7 @@ from pipeline.sources.sidecar import SidecarError
 from pipeline.stage import Fact, Result, Unit
 from schemas.caption import EventCategory, IntervalEvent, StructuredCaption, read_caption, write_caption
 from schemas.clip import Clip, FrameTable
-from schemas.quality import Reason, Verdict, because
+from schemas.quality import Reason, Status, Verdict, because
 from schemas.timeline import intervals
 
 CAPTION = "caption.json"
@@ -42,7 +42,9 @@ class CaptionConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     source: Literal["none", "log", "vlm"] = Field(
-        default="none", description="none: empty captions; log: events of the game's log; vlm: a served model"
+        default="none",
+        description="none: what a clip has stays, and is empty where it has nothing; log: events of the game's "
+        "log; vlm: a served model"
     )
     model: str = Field(
         default="", description="name that the endpoints must serve; whatever they do if empty"
@@ -123,6 +125,8 @@ class Caption:
         if self.config.source == "vlm":
             return await self._from_vlm(unit, scratch)
         table = read_frames(unit)
+        if self.config.source == "none" and (stands := _stands(unit, table, scratch)):
+            return stands
         if self.config.source == "log" and unit.clip.events is not None:
             try:
                 found = log_caption(clip_events(unit, self._source, table), table)
@@ -169,6 +173,22 @@ def _verdict(climbed: Climbed) -> Verdict:
     structural = any(f.kind.structural for f in climbed.faults)
     reason = Reason.CAPTION_INVALID if structural else Reason.CAPTION_DOUBTFUL
     return Verdict.rejected(*(because(reason, str(fault)) for fault in climbed.faults))
+
+
+def _stands(unit: Unit, table: FrameTable, scratch: Path) -> Result | None:
+    """What an earlier captioner said of the clip, for a run that captions nothing: `wp2 curate` after
+    `wp2 caption` takes no caption away, and brings no clip back that none was accepted for."""
+    held = unit.receipts.get(Caption.name)
+    if held is None or held.status is Status.FAILED:
+        return None
+    if held.status is Status.REJECTED:
+        return Result(Verdict.rejected(*held.reasons))
+    caption = read_unit_caption(unit)
+    if not caption.provenance or len(caption.events) != len(intervals(table.duration())):
+        return None
+    path = scratch / CAPTION
+    path.write_bytes(write_caption(caption))
+    return Result(Verdict.ok(), {CAPTION: path}, held.facts)
 
 
 def no_caption(table: FrameTable) -> StructuredCaption:

@@ -29,7 +29,7 @@ SAME = 0.12
 SURELY_SAME = 0.25
 # Too little to find: then the pictures must simply be alike.
 FEW_BLOCKS = 6
-ALIKE_LEVELS = 6.0
+ALIKE_LEVELS = 10.0
 
 
 def small(gray: Gray) -> Gray:

@@ -19,13 +19,21 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.frames import frame_pass
 from pipeline.geometry import Cover, check_size
-from pipeline.latents.rows import RowWriter, write_array
+from pipeline.latents.rows import RowWriter, half, write_array
 from pipeline.media import media, read_frames
 from pipeline.picture import Picture
 from pipeline.stage import Result, Unit
 from schemas import timeline
 from schemas.clip import Clip
-from schemas.latents import SEGMENT, FittedCodec, LatentsNote, segment_entries, segment_starts
+from schemas.latents import (
+    CHANNELS,
+    SEGMENT,
+    SPACE_STRIDE,
+    FittedCodec,
+    LatentsNote,
+    segment_entries,
+    segment_starts,
+)
 from schemas.quality import Reason, Verdict, because
 from trainer.codec.weights import CodecError, Precision, vae_identity
 
@@ -44,8 +52,6 @@ MEMBERS = (
     "segments_y.npy",
     "segments_at.npy",
 )
-CHANNELS = 16
-SPACE_STRIDE = 8
 
 
 class CodecConfig(BaseModel):
@@ -123,7 +129,13 @@ class Latents:
         facts = unit.receipts["ingest"].facts
         config = self.config
         cover = Cover.of(int(facts["height"]), int(facts["width"]), config.height, config.width)
-        codec = open_codec(config.codec, self._fitted)
+        fitted = self._fitted
+        if fitted is not None and (fitted.height, fitted.width) != (config.height, config.width):
+            raise CodecError(
+                f"the linear codec was fitted at {fitted.height}x{fitted.width}, not at {config.height}x"
+                f"{config.width}: run `wp2 curate` to fit one"
+            )
+        codec = open_codec(config.codec, fitted)
         starts = segment_starts(grid.latents, config.segments)
         high = CHANNELS, config.height // SPACE_STRIDE, config.width // SPACE_STRIDE
         low = CHANNELS, high[1] // 4, high[2] // 4
@@ -135,9 +147,9 @@ class Latents:
             with media(unit) as path:
                 frame_pass(path, [encoder])
             encoder.finish()
-        write_array(scratch / "hr_y.npy", encoder.hr_y)
-        write_array(scratch / "lr_y.npy", encoder.lr_y)
-        write_array(scratch / "segments_y.npy", _stack(encoder.segments_y, high))
+        write_array(scratch / "hr_y.npy", _settled(encoder.hr_y))
+        write_array(scratch / "lr_y.npy", _settled(encoder.lr_y))
+        write_array(scratch / "segments_y.npy", _stack([_settled(y) for y in encoder.segments_y], high))
         np.save(scratch / "segments_at.npy", np.asarray(starts, "<i4"))
         note = LatentsNote(
             codec=codec.identity,
@@ -260,7 +272,8 @@ class Encoder:
                 continue
             if entries.start >= self._begin:
                 self._segment = None
-                self.segments_y.append(_rows(image_condition(self._codec, part[:, :, :1]))[:SEGMENT])
+                y = self.hr_y if not entries.start else _rows(image_condition(self._codec, part[:, :, :1]))
+                self.segments_y.append(y[:SEGMENT])
             latents, self._segment = self._codec.encode(part, self._segment)
             self._parts.append(_rows(latents))
         self._begin += len(self._chunk)
@@ -270,6 +283,13 @@ class Encoder:
 def _rows(latents: Tensor) -> npt.NDArray[np.float32]:
     """[1, 16, T, h, w] -> float32 [T, 16, h, w]: T first, so a clip's beginning is a file's beginning."""
     return np.asarray(latents[0].transpose(0, 1).float().cpu().numpy(), np.float32)
+
+
+def _settled(y: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A head of y without the latents at its end that float16 does not tell from the last."""
+    stored = half(y, "y")
+    differs = np.flatnonzero((stored != stored[-1]).any(axis=(1, 2, 3)))
+    return y[: int(differs[-1]) + 2] if len(differs) else y[:1]
 
 
 def _stack(heads: list[npt.NDArray[np.float32]], row: tuple[int, ...]) -> npt.NDArray[np.float32]:

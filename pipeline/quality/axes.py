@@ -34,8 +34,8 @@ RAWS = (
 
 PROXY_PREFIX = "proxy-"
 SHARP_MIDDLE, SHARP_WIDTH = 0.60, 0.04
-"""Edge ratio. Sharp pictures of every style 0.64-0.86; drawn ones blurred by a sigma of 1 px of 640: 0.58-0.64,
-by 2: 0.47-0.51, by 4: 0.40; scaled up four times 0.51."""
+"""Edge ratio. Sharp pictures of every style 0.64-0.86; drawn ones blurred by a sigma of 1 px of 640:
+0.58-0.64, by 2: 0.47-0.51, by 4: 0.40; scaled up four times 0.51."""
 STRUCTURE_HALF = 0.08
 """Structure. Doom 0.29-0.44, plain MiniWorld 0.20, drawn flat shapes 0.15, a bare wall under 0.03."""
 NOISE_HALF = 2.0
@@ -73,13 +73,13 @@ class Axes:
 def score(looks: Looks, start: int, stop: int) -> Axes:
     """Scores of frames [start, stop): of the medians of the raw measures over the frames sampled there.
 
-    Raises ValueError when the span lies outside the clip or holds no sampled frame (they are 16 apart).
+    Raises ValueError when the span lies outside the clip or holds no sampled frame (they are 20 apart).
     """
     if not 0 <= start < stop <= looks.frames:
         raise ValueError(f"frames [{start}, {stop}) are not in a clip of {looks.frames}")
     rows = looks.raws[(looks.at >= start) & (looks.at < stop)]
     if not len(rows):
-        raise ValueError(f"no sampled frame in [{start}, {stop}): take 16 frames or more")
+        raise ValueError(f"no sampled frame in [{start}, {stop}): take 20 frames or more")
     raws = {name: _median(rows[:, k]) for k, name in enumerate(RAWS)}
     return Axes(
         sharpness=_sharpness(raws["edge_ratio"]),

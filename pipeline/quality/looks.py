@@ -1,4 +1,4 @@
-"""How a clip looks: raw measures of every sixteenth frame, taken in the observe pass and kept in looks.npz.
+"""How a clip looks: raw measures of every twentieth frame, taken in the observe pass and kept in looks.npz.
 
 `Look` is an observer of `pipeline.frames.frame_pass`. It measures by cell, and decides at the end which cells
 are black bars or a static overlay: those are left out of every measure. Noise and blocks are measured at
@@ -26,12 +26,12 @@ from pipeline.quality.measures import (
     WORK_WIDTH,
     Bytes,
     Floats,
+    Scales,
     block_means,
     block_sides,
     by_cell,
     edge_cells,
-    gradients,
-    residual,
+    residuals,
     resized,
     rows_of,
 )
@@ -40,9 +40,11 @@ from pipeline.stage import Unit
 from schemas import SCHEMA_VERSION
 
 LOOKS = "looks.npz"
-STRIDE, EARLY = 16, (4, 8)
-"""Frames between samples: a window of 150 frames holds at least 9, at a quarter of the price of decoding
+STRIDE, EARLY = 20, (4, 8)
+"""Frames between samples: a window of 150 frames holds at least 7, at a quarter of the price of decoding
 them. The early ones give a clip of 9 frames three."""
+NATIVE_STRIDE = 40
+"""Frames between samples measured at native size as well: half of the cost lies there."""
 SMALL = 4
 """Working pixels in the side of a pixel of the small picture, 160 wide."""
 FLATTEST = 20
@@ -84,11 +86,12 @@ class Looks:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What is kept of a frame: cells float32 [11, rows, 40], those of `edge_cells` and of `_native`, the
-    small luma, and its chroma by cell."""
+    """What is kept of a frame: edges float32 [4, rows, 40] of `edge_cells`, native float32 [7, rows, 40] of
+    `_native` in every other sample, the small luma, and its chroma float32 [2, rows, 40]."""
 
     frame: int
-    cells: Floats
+    edges: Floats
+    native: Floats | None
     small: Bytes
     chroma: Floats
 
@@ -104,6 +107,7 @@ class Look:
         self._samples: list[_Sample] = []
         self._judged: list[float] = []
         self._bars, self._static = Bars(), Static()
+        self._scales: Scales | None = None
         self._frames = 0
         self._size = (0, 0)
 
@@ -118,24 +122,26 @@ class Look:
         rows = rows_of(width, height)
         work = resized(luma, WORK_WIDTH, max(SMALL, round(height * WORK_WIDTH / width)))
         small = resized(work, WORK_WIDTH // SMALL, work.shape[0] // SMALL)
-        native = _native(planes, rows)
-        noise = float(np.percentile(block_means(residual(work)), FLATTEST)) * TO_SIGMA
-        fine, middle, coarse = gradients(work)
-        cells = np.concatenate([edge_cells((fine.length, middle, coarse), noise, rows), native])
+        native = _native(planes, rows) if index % NATIVE_STRIDE == 0 else None
+        noise = float(np.percentile(residuals(work)[0], FLATTEST)) * TO_SIGMA
+        if self._scales is None:
+            self._scales = Scales(*work.shape)
+        fine, middle, coarse = self._scales.of(work)
+        edges = edge_cells((fine.length, middle, coarse), noise, rows)
         chroma = np.stack([by_cell(block_means(p), rows) for p in planes[1:3]])
         self._bars.see(work, planes[1:3])
         self._static.see(fine, work, small)
         if self._scorer is not None:
             shown = index % JUDGED == 0
             self._judged.append(self._scorer.judge(self._visible(picture)) if shown else np.nan)
-        self._samples.append(_Sample(index, cells, small, chroma))
+        self._samples.append(_Sample(index, edges, native, small, chroma))
 
     def looks(self) -> Looks:
         """Raises ValueError when no frame was seen."""
         if not self._samples:
             raise ValueError("no frame was seen: run the observer in a decode pass first")
         crop = self._bars.crop(*self._size)
-        inside = _inside(crop, *self._size, rows=self._samples[0].cells.shape[1])
+        inside = _inside(crop, *self._size, rows=self._samples[0].edges.shape[1])
         covered, flags = self._static.overlay(inside)
         # Smoothing and the neighbourhood of an edge reach one cell beyond the overlay.
         reached = cv2.dilate(covered.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
@@ -144,7 +150,12 @@ class Look:
             world = inside
         scale = WORK_WIDTH / SMALL / self._size[0]
         shown = _spread(world, self._samples[0].small.shape)
-        raws = np.array([_raws(sample, world, shown, scale) for sample in self._samples], np.float32)
+        native = [_native_raws(sample, world) for sample in self._samples]
+        noise = scale * float(np.nanmedian([luma for luma, *_ in native]))
+        rows = [
+            _raws(s, measured, world, shown, noise) for s, measured in zip(self._samples, native, strict=True)
+        ]
+        raws = np.array(rows, np.float32)
         if self._scorer is not None:
             raws[:, RAWS.index("aesthetic")] = self._judged
         at = np.array([sample.frame for sample in self._samples], np.int64)
@@ -161,22 +172,19 @@ class Look:
 def _native(planes: list[Bytes], rows: int) -> Floats:
     """float32 [7, rows, 40] at native size: luma noise, chroma noise, mean and mean square of the luma
     residual, block sides on the grid, half-way and elsewhere."""
-    white = [_white_noise(plane, rows) for plane in planes[1:3]]
-    residuals = residual(planes[0])
-    size = block_means(residuals)
-    energy = block_means(cv2.multiply(residuals, residuals, dst=residuals))
-    luma = by_cell(np.stack([size, energy]), rows)
+    luma = residuals(planes[0])
+    white = [_white_noise(plane, residuals(plane)[0], rows) for plane in planes[1:3]]
+    noise = [_white_noise(planes[0], luma[0], rows), (white[0] + white[1]) / 2]
     sides = by_cell(block_sides(planes[0]), rows)
-    noise = [_white_noise(planes[0], rows), (white[0] + white[1]) / 2]
-    return np.concatenate([noise, luma, sides]).astype(np.float32)
+    return np.concatenate([noise, by_cell(luma, rows), sides]).astype(np.float32)
 
 
-def _white_noise(plane: Bytes, rows: int) -> Floats:
-    """Sigma by cell of what is in a plane and halves at half size, as white noise does and texture does
-    not."""
+def _white_noise(plane: Bytes, size: Floats, rows: int) -> Floats:
+    """Sigma by cell of what is in a plane and halves at half size, as white noise does and texture does not.
+    size: block means of the residual of the plane."""
     half = cv2.resize(plane, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
-    full, coarse = (by_cell(block_means(residual(p)), rows) for p in (plane, half))
-    return np.sqrt(np.maximum(full**2 - coarse**2, 0) * (4 / 3)) * TO_SIGMA
+    full, coarse = by_cell(size, rows), by_cell(residuals(half)[0], rows)
+    return np.asarray(np.sqrt(np.maximum(full**2 - coarse**2, 0) * (4 / 3)) * TO_SIGMA, np.float32)
 
 
 def _inside(crop: Crop, width: int, height: int, rows: int) -> Bools:
@@ -199,34 +207,44 @@ def _spread(cells: Bools, shape: tuple[int, ...]) -> Bools:
     return np.asarray(cells[y][:, x], np.bool_)
 
 
-def _raws(sample: _Sample, world: Bools, shown: Bools, scale: float) -> list[float]:
-    """The raw measures of one frame. world: the cells that count; shown: the same in the small picture;
-    scale: small pixels a native pixel."""
-    measures = sample.cells[:, world]
-    noise, chroma, residuals, energy, grid, half, elsewhere = measures[4:]
+def _raws(
+    sample: _Sample, native: tuple[float, ...], world: Bools, shown: Bools, noise: float
+) -> tuple[float, ...]:
+    """The raw measures of one frame, in the order of `RAWS`. native: of `_native_raws`; world: the cells that
+    count; shown: the same in the small picture; noise: sigma of the clip's noise in the small picture."""
     visible = sample.small[shown]
     low, high = (max(0.0, float(level) - 16) for level in np.percentile(visible, (2, 98)))
-    mean = by_cell(sample.small, len(world))[world]
-    unclipped = (mean > UNCLIPPED[0]) & (mean < UNCLIPPED[1])
-    if unclipped.mean() < 0.1:
-        unclipped = np.ones_like(unclipped)
-    flat = unclipped & (residuals <= np.percentile(residuals[unclipped], FLATTEST))
-    luma_noise, chroma_noise = float(np.median(noise[flat])), float(np.median(chroma[flat]))
-    off_grid = max(float(half.mean()), float(elsewhere.mean()))
-    # 0.003 and its square: a picture that is flat everywhere counts as even.
-    fine, rms = float(residuals.mean()) / 6 + 0.003, np.sqrt(float(energy.mean()) / 36 + 0.003**2)
-    return [
-        _edge_ratio(*(float(total) for total in measures[:4].sum(axis=1))),
-        _structure(sample.small, shown, max(high - low, LEAST_CONTRAST), luma_noise * scale),
-        luma_noise,
-        chroma_noise,
-        (float(grid.mean()) + SIDE_FLOOR) / (off_grid + SIDE_FLOOR),
-        fine / rms,
+    return (
+        _edge_ratio(*(float(total) for total in sample.edges[:, world].sum(axis=1))),
+        _structure(sample.small, shown, max(high - low, LEAST_CONTRAST), noise),
+        *native,
         float(np.log2((high + WEBER) / (low + WEBER))),
         float(np.mean(visible >= WHITE)),
         float(np.mean(visible <= BLACK)),
         proxy(visible.astype(np.float32), sample.chroma[:, world]),
-    ]
+    )
+
+
+def _native_raws(sample: _Sample, world: Bools) -> tuple[float, float, float, float]:
+    """Noise of luma and chroma, block sides, evenness; NaN in samples that were not measured at native
+    size."""
+    if sample.native is None:
+        return np.nan, np.nan, np.nan, np.nan
+    noise, chroma, size, energy, grid, half, elsewhere = sample.native[:, world]
+    mean = by_cell(sample.small, len(world))[world]
+    unclipped = (mean > UNCLIPPED[0]) & (mean < UNCLIPPED[1])
+    if unclipped.mean() < 0.1:
+        unclipped = np.ones_like(unclipped)
+    flat = unclipped & (size <= np.percentile(size[unclipped], FLATTEST))
+    off_grid = max(float(half.mean()), float(elsewhere.mean()))
+    # 0.003 and its square: a picture that is flat everywhere counts as even.
+    fine, rms = float(size.mean()) / 6 + 0.003, math.sqrt(float(energy.mean()) / 36 + 0.003**2)
+    return (
+        float(np.median(noise[flat])),
+        float(np.median(chroma[flat])),
+        (float(grid.mean()) + SIDE_FLOOR) / (off_grid + SIDE_FLOOR),
+        fine / rms,
+    )
 
 
 def _edge_ratio(pixels: float, fine: float, middle: float, coarse: float) -> float:

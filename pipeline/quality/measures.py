@@ -22,6 +22,7 @@ COLUMNS = 40
 """Cells across the picture; a cell is 16 px of the working picture, 32 px at 1280x720."""
 WORK_WIDTH = 640
 BLOCK = 8
+BAND = 128
 FINE, MIDDLE, COARSE = 1.2, 2.0, 3.4
 """Scales (px of the working picture) at which edges are seen. A gradient that was blurred by s falls from
 scale a to scale b by ((s^2 + b^2) / (s^2 + a^2))^p: p is a half at a lone step, 1 in fine texture, and
@@ -78,7 +79,10 @@ def by_cell(values: npt.NDArray[np.generic], rows: int) -> Floats:
     """float32 [..., rows, 40]: means over cells of values [..., h, w], each shared by the cells it
     touches."""
     down, across = _shares(values.shape[-2], rows), _shares(values.shape[-1], COLUMNS)
-    return np.asarray(down @ values.astype(np.float32) @ across.T, np.float32)
+    planes = values.reshape(-1, *values.shape[-2:]).astype(np.float32)
+    # By OpenCV: for these small products numpy's BLAS starts a thread a core, and takes ten times the CPU.
+    means = [cv2.gemm(cv2.gemm(down, p, 1, None, 0), across, 1, None, 0, flags=cv2.GEMM_2_T) for p in planes]
+    return np.stack(means).reshape(*values.shape[:-2], rows, COLUMNS)
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,28 +93,43 @@ def _shares(size: int, cells: int) -> Floats:
     return np.asarray(np.maximum(overlap, 0) * cells, np.float32)
 
 
-def gradients(work: Bytes) -> tuple[Gradients, Floats, Floats]:
-    """Gradients of the working picture at the fine scale; lengths [h, 640] at the middle and coarse
-    scales."""
-    # Buffers are used again: with 9 MB of fresh ones a picture, the allocator gives them back to the system
-    # and page faults double the time.
-    smooth = work.astype(np.float32)
-    height, width = smooth.shape
-    cv2.GaussianBlur(smooth, (9, 9), FINE, dst=smooth)
-    gx, gy = _slopes(smooth, 0.5)
-    fine = Gradients(gx, gy, cv2.magnitude(gx, gy))
-    cv2.GaussianBlur(smooth, (13, 13), math.sqrt(MIDDLE**2 - FINE**2), dst=smooth)
-    middle = cv2.magnitude(*_slopes(smooth, 0.5))
-    half = cv2.resize(smooth, (width // 2, height // 2), interpolation=cv2.INTER_AREA)
-    cv2.GaussianBlur(half, (13, 13), math.sqrt(COARSE**2 - MIDDLE**2 - HALVING) / 2, dst=half)
-    coarse = cv2.resize(cv2.magnitude(*_slopes(half, 0.25)), (width, height), interpolation=cv2.INTER_LINEAR)
-    return fine, np.asarray(middle, np.float32), np.asarray(coarse, np.float32)
+class Scales:
+    """Gradients of working pictures of one size. What `of` gives holds until its next call: with 6 MB of fresh
+    arrays a picture the allocator returns them to the system, and page faults double the time."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self._smooth, self._x, self._y, gx, gy, length, self._middle, self._coarse = np.zeros(
+            (8, height, width), np.float32
+        )
+        self._fine = Gradients(gx, gy, length)
+
+    def of(self, work: Bytes) -> tuple[Gradients, Floats, Floats]:
+        """Gradients at the fine scale; lengths [h, 640] at the middle and coarse scales."""
+        smooth, fine = self._smooth, self._fine
+        height, width = smooth.shape
+        np.copyto(smooth, work)
+        cv2.GaussianBlur(smooth, (9, 9), FINE, dst=smooth)
+        _slopes(smooth, 0.5, fine.gx, fine.gy, fine.length)
+        cv2.GaussianBlur(smooth, (13, 13), math.sqrt(MIDDLE**2 - FINE**2), dst=smooth)
+        _slopes(smooth, 0.5, self._x, self._y, self._middle)
+        half = cv2.resize(smooth, (width // 2, height // 2), interpolation=cv2.INTER_AREA)
+        cv2.GaussianBlur(half, (13, 13), math.sqrt(COARSE**2 - MIDDLE**2 - HALVING) / 2, dst=half)
+        length = _slopes(half, 0.25)
+        cv2.resize(length, (width, height), dst=self._coarse, interpolation=cv2.INTER_LINEAR)
+        return fine, self._middle, self._coarse
 
 
-def _slopes(picture: Floats, scale: float) -> tuple[Floats, Floats]:
-    gx = cv2.Sobel(picture, cv2.CV_32F, 1, 0, ksize=1, scale=scale)
-    gy = cv2.Sobel(picture, cv2.CV_32F, 0, 1, ksize=1, scale=scale)
-    return np.asarray(gx, np.float32), np.asarray(gy, np.float32)
+def _slopes(
+    picture: Floats,
+    scale: float,
+    gx: Floats | None = None,
+    gy: Floats | None = None,
+    length: Floats | None = None,
+) -> Floats:
+    """Length of the gradient, written to `length` where given; its parts go to gx and gy."""
+    x = cv2.Sobel(picture, cv2.CV_32F, 1, 0, dst=gx, ksize=1, scale=scale)
+    y = cv2.Sobel(picture, cv2.CV_32F, 0, 1, dst=gy, ksize=1, scale=scale)
+    return np.asarray(cv2.magnitude(x, y, length), np.float32)
 
 
 def edge_cells(lengths: tuple[Floats, Floats, Floats], noise: float, rows: int) -> Floats:
@@ -141,10 +160,16 @@ def _cell_of(height: int, width: int, rows: int) -> npt.NDArray[np.intp]:
     return np.asarray((down[:, None] * COLUMNS + across).ravel(), np.intp)
 
 
-def residual(plane: Bytes) -> Floats:
-    """Absolute residual, float32 [h, w]; its mean times `TO_SIGMA` is the sigma of white noise."""
-    signed = cv2.sepFilter2D(plane, cv2.CV_32F, LAPLACE, LAPLACE)
-    return np.asarray(np.abs(signed, out=signed), np.float32)
+def residuals(plane: Bytes) -> Floats:
+    """float32 [2, h // 8, w // 8]: by block, mean and mean square of the absolute residual. The mean times
+    `TO_SIGMA` is the sigma of white noise. Band by band: a band stays in the cache."""
+    rows, means = plane.shape[0] // BLOCK * BLOCK, []
+    for top in range(0, rows, BAND):
+        bottom, above = min(top + BAND, rows), min(top, 1)
+        signed = cv2.sepFilter2D(plane[top - above : bottom + 1], cv2.CV_32F, LAPLACE, LAPLACE)
+        band = np.abs(signed, out=signed)[above : above + bottom - top]
+        means.append((block_means(band), block_means(cv2.multiply(band, band, dst=band))))
+    return np.concatenate([np.stack(pair) for pair in means], axis=1)
 
 
 def block_sides(luma: Bytes) -> Floats:

@@ -13,21 +13,33 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from jobs.caption_run import captioning, run_caption
-from jobs.captioner import NotReady
+from jobs.caption_run import run_caption
+from jobs.captioner import NotReady, captioning
 from jobs.config import CurateConfig
 from jobs.curate import Curator, Outcome
-from jobs.engine import Engine, EngineConfig, EngineError, Phase, command, environment, free_port, served_name
+from jobs.engine import (
+    Engine,
+    EngineConfig,
+    EngineError,
+    Phase,
+    Served,
+    command,
+    environment,
+    free_port,
+    served_name,
+)
 from jobs.progress import Progress
-from jobs.runner import InProcess
+from jobs.runner import InProcess, RayPool
 from jobs.stages import STAGES, Statistics, flow
 from pipeline.caption.accounts import BudgetReached
 from pipeline.caption.client import EndpointError
+from pipeline.caption.frames import Limits
 from pipeline.caption.stage import Caption
 from pipeline.catalogue import Catalogue
 from pipeline.ledger import Ledger
@@ -55,14 +67,14 @@ def vlm(*urls: str, **serve: object) -> CurateConfig:
     return config(caption={"source": "vlm"}, serve={"endpoints": list(urls), **serve})
 
 
-def caption(corpus: Path, how: CurateConfig) -> Outcome:
-    """The captions alone, without Ray."""
+def caption(corpus: Path, how: CurateConfig, local: bool = True) -> Outcome:
+    """The captions alone; without Ray where they are local."""
     store = Store(str(corpus))
     catalogue = Catalogue.load(store)
     work = flow(how, store, Statistics.newest(store), Caption.name)
     (source,) = catalogue.sources()
     with (
-        captioning(work, EngineConfig(), "", True, print) as pool,
+        captioning(work, EngineConfig(), "", local, print) as pool,
         Progress(STAGES, json_logs=True) as progress,
     ):
         return Curator(store, how, source, work, None, pool, progress).run(catalogue)
@@ -83,7 +95,7 @@ def held(corpus: Path) -> dict[str, Status]:
 def engine(folder: Path, settings: EngineConfig, *more: str) -> Iterator[Engine]:
     port = free_port("127.0.0.1")
     program = str(stand_in(folder, *more))
-    line = command(settings, program, "stand-in", "", "127.0.0.1", port)
+    line = command(settings, program, Served("stand-in", "", Limits()), "127.0.0.1", port)
     supervised = Engine(settings, line, {}, f"http://127.0.0.1:{port}", folder / f"engine-{port}.log")
     try:
         yield supervised
@@ -91,7 +103,7 @@ def engine(folder: Path, settings: EngineConfig, *more: str) -> Iterator[Engine]
         supervised.stop()
 
 
-def until(condition: object, seconds: float = 30.0) -> None:
+def until(condition: object, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "it did not come to that"
@@ -132,13 +144,17 @@ def test_clips_are_captioned_many_at_once_and_stand_in_shards(corpus: Path) -> N
     assert verify(Store(str(corpus))) == []
 
 
-def test_a_second_run_asks_for_nothing(corpus: Path) -> None:
-    with CaptionServer() as server:
-        caption(corpus, vlm(server.url))
-        asked = len(server.seen)
-        outcome = caption(corpus, vlm(server.url))
-    assert outcome.already_done == len(CLIPS) and len(server.seen) == asked
-    assert sum(accepted(corpus).values()) == len(CLIPS)
+def test_on_a_cluster_the_desks_are_actors_and_a_budget_is_theirs_too(corpus: Path) -> None:
+    ray_pool = RayPool(None, 2, None)
+    try:
+        with CaptionServer() as server:
+            with pytest.raises(BudgetReached, match="tokens"):
+                caption(corpus, vlm(server.url, budget={"tokens": 0}), local=False)
+            outcome = caption(corpus, vlm(server.url), local=False)
+    finally:
+        ray_pool.close()
+    assert outcome.counts[Status.OK] == len(CLIPS)
+    assert accepted(corpus) == dict.fromkeys(held(corpus), 1) and len(held(corpus)) == len(CLIPS)
 
 
 def test_a_budget_ends_the_run_and_the_next_run_goes_on(corpus: Path) -> None:
@@ -150,6 +166,12 @@ def test_a_budget_ends_the_run_and_the_next_run_goes_on(corpus: Path) -> None:
         assert sum(accepted(corpus).values()) == len(first), "captions that were paid for are lost"
         caption(corpus, vlm(server.url))
     assert accepted(corpus) == dict.fromkeys(held(corpus), 1) and len(held(corpus)) == len(CLIPS)
+
+
+def test_a_run_with_nothing_to_caption_needs_no_server(corpus: Path) -> None:
+    with CaptionServer() as server:
+        caption(corpus, vlm(server.url))
+    assert caption(corpus, vlm(server.url)).already_done == len(CLIPS)
 
 
 def test_a_wrong_model_is_refused_before_any_clip(corpus: Path) -> None:
@@ -178,7 +200,7 @@ def test_a_run_that_is_killed_loses_no_caption_that_was_published(corpus: Path, 
         """
     with CaptionServer(latency_s=1.0) as server:
         run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), server.url], cwd=ROOT)
-        until(lambda: accepted(corpus), 60.0)
+        until(lambda: accepted(corpus), 120.0)
         run.kill()
         run.wait()
         before = accepted(corpus)
@@ -269,20 +291,22 @@ def test_engines_end_with_the_run_and_with_a_driver_that_is_killed(corpus: Path,
         """
     driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT)
     until(
-        lambda: len([p for p in processes(str(program)) if "engine_guard" not in str(p.cmdline())]) == 2, 60.0
+        lambda: len([p for p in processes(str(program)) if "engine_guard" not in str(p.cmdline())]) == 2,
+        120.0,
     )
     time.sleep(1.0)
     driver.kill()
     driver.wait()
-    until(lambda: not processes(str(program)), 60.0)
+    until(lambda: not processes(str(program)), 120.0)
 
 
 # --- the command line --------------------------------------------------------------------------------------
 
 
 def test_the_command_line_carries_what_captions_depend_on() -> None:
-    settings = EngineConfig(tensor_parallel=4, context=8192, images=24, arguments=("--enforce-eager",))
-    line = command(settings, "vllm", "Qwen/Qwen3-VL-8B-Instruct", "abc123", "10.0.0.3", 8000)
+    settings = EngineConfig(tensor_parallel=4, arguments=("--enforce-eager",))
+    served = Served("Qwen/Qwen3-VL-8B-Instruct", "abc123", Limits(context=8192, max_images=24))
+    line = command(settings, "vllm", served, "10.0.0.3", 8000)
     value = dict(itertools.pairwise(line))
     assert line[:3] == ["vllm", "serve", "Qwen/Qwen3-VL-8B-Instruct"]
     assert value["--revision"] == "abc123"
@@ -293,7 +317,7 @@ def test_the_command_line_carries_what_captions_depend_on() -> None:
     assert value["--structured-outputs-config"] == '{"backend": "xgrammar", "disable_any_whitespace": true}'
     assert value["--generation-config"] == "vllm", "a checkpoint's own sampling would replace ours"
     assert line[-1] == "--enforce-eager"
-    assert "--revision" not in command(settings, "vllm", "m", "", "127.0.0.1", 8000)
+    assert "--revision" not in command(settings, "vllm", replace(served, revision=""), "127.0.0.1", 8000)
 
 
 def test_a_model_in_a_folder_is_served_under_its_last_name(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from jobs.caption_run import run_caption
 from jobs.config import CurateConfig
-from jobs.engine import Engine, EngineConfig, Phase, command, environment, free_port
-from pipeline.caption.frames import plan_frames
+from jobs.engine import Engine, EngineConfig, Phase, Served, command, environment, free_port
+from pipeline.caption.frames import Limits, plan_frames
 from pipeline.caption.stage import CaptionConfig, read_unit_caption
 from pipeline.media import read_frames
 from pipeline.shards.verify import verify
@@ -28,7 +28,7 @@ from schemas.timeline import intervals
 from tests.jobs.caption_corpus import CLIPS, ROOT, attempts, config, make_corpus
 from tests.tiny_vlm import build
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -115,7 +115,7 @@ def test_a_real_engine_is_started_again_when_its_parts_die_or_stand_still(
     vllm: Path, model: Path, tmp_path: Path
 ) -> None:
     settings, port = engines(vllm, tmp_path), free_port("127.0.0.1")
-    line = command(settings, str(vllm), str(model), "", "127.0.0.1", port)
+    line = command(settings, str(vllm), Served(str(model), "", Limits()), "127.0.0.1", port)
     env = environment({**os.environ, **CPU}, str(vllm), str(model))
     engine = Engine(settings, line, env, f"http://127.0.0.1:{port}", tmp_path / "engine.log")
 

@@ -1,4 +1,5 @@
-"""Drawn moving pictures in several styles, for tests of what is measured of pictures: no encoder in between."""
+"""Drawn moving pictures in several styles, for tests of what is measured of pictures: no encoder in
+between."""
 
 from __future__ import annotations
 

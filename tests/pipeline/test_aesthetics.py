@@ -1,8 +1,10 @@
-"""Real loading of CLIP and the LAION head from weights on disk, with small random ones in the real formats."""
+"""Real loading of CLIP and the LAION head from weights on disk, with small random ones in the real
+formats."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +53,7 @@ def linear_head(path: Path, bias: float = 5.0) -> Path:
 def chain_head(path: Path) -> Path:
     """The published chain: linear layers with dropout between them, under `layers`."""
     sizes = (WIDTH, 16, 8, 4)
-    steps = [s for a, b in zip(sizes, sizes[1:], strict=False) for s in (torch.nn.Linear(a, b), torch.nn.Dropout(0.2))]
+    steps = [s for a, b in pairwise(sizes) for s in (torch.nn.Linear(a, b), torch.nn.Dropout(0.2))]
     chain = torch.nn.Sequential(*steps, torch.nn.Linear(4, 1))
     torch.nn.init.constant_(chain[-1].bias, 6.0)
     torch.save({f"layers.{name}": value for name, value in chain.state_dict().items()}, path)
@@ -64,7 +66,9 @@ def picture(seed: int = 0) -> npt.NDArray[np.uint8]:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
 def test_the_score_is_what_the_parts_give(clip_weights: Path, tmp_path: Path, suffix: str) -> None:
-    weights = clip_weights if suffix == ".safetensors" else clip_weights.with_name("open_clip_pytorch_model.bin")
+    weights = (
+        clip_weights if suffix == ".safetensors" else clip_weights.with_name("open_clip_pytorch_model.bin")
+    )
     path = linear_head(tmp_path / "sa_0_4_vit_l_14_linear.pth")
     got = LaionScorer(MODEL, weights, path).judge(picture())
     model, _, prepare = open_clip.create_model_and_transforms(MODEL, pretrained=str(weights))
@@ -91,7 +95,9 @@ def test_a_score_off_the_scale_stops_with_one_line(clip_weights: Path, tmp_path:
     assert "\n" not in str(caught.value)
 
 
-def test_a_clip_is_judged_in_every_window_and_the_column_says_by_whom(clip_weights: Path, tmp_path: Path) -> None:
+def test_a_clip_is_judged_in_every_window_and_the_column_says_by_whom(
+    clip_weights: Path, tmp_path: Path
+) -> None:
     config = AestheticsConfig(
         clip_model=MODEL,
         clip_weights=str(clip_weights),

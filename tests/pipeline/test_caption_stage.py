@@ -368,3 +368,24 @@ def test_many_clips_at_once_keep_the_slots_of_a_server_busy(unit, tmp_path, corp
         started = time.monotonic()
         caption_all(stage(server, serve={"in_flight": 8, "timeout_s": 20}), units, corpus, tmp_path)
         assert server.busy_share(8) >= 0.9, (server.busy_share(8), time.monotonic() - started)
+
+
+def test_a_run_that_captions_nothing_keeps_what_was_captioned(unit: Unit) -> None:
+    """`wp2 curate` after `wp2 caption`: captions stay, bytes and all, and so do verdicts against a clip."""
+    log = run_unit(Caption(CaptionConfig(source="log"), pack_map_of(unit), ServeConfig()), unit)
+    assert log.status is Status.OK
+    after = replace(unit, receipts={**unit.receipts, "caption": log})
+    plain = Caption(CaptionConfig(), SourceConfig(), ServeConfig())
+    kept = run_unit(plain, after)
+    assert kept.content == log.content and kept.config == config_digest(plain)
+    assert read_unit_caption(replace(unit, receipts={**unit.receipts, "caption": kept})).provenance == "log"
+    refused = log.model_copy(update={"status": Status.REJECTED, "reasons": ("caption_invalid: json",)})
+    kept = run_unit(plain, replace(unit, receipts={**unit.receipts, "caption": refused}))
+    assert kept.status is Status.REJECTED and kept.reasons == refused.reasons
+    failed = log.model_copy(update={"status": Status.FAILED, "reasons": ("no_answer",)})
+    kept = run_unit(plain, replace(unit, receipts={**unit.receipts, "caption": failed}))
+    assert kept.status is Status.OK and kept.facts["provenance"] == ""
+
+
+def pack_map_of(unit: Unit) -> SourceConfig:
+    return pack_map(Path(unit.corpus.root).parent)

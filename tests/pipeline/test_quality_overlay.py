@@ -50,8 +50,8 @@ def test_the_status_bar_of_a_real_game_is_flagged_and_play_without_one_is_not(fo
 
 @pytest.mark.parametrize("name", ["event07_fight_defend_center", "tc_nasa_13013", "bad04_menu"])
 def test_nothing_is_claimed_where_the_world_stands_still(footage: Path, name: str) -> None:
-    """A turn on the spot in a bare arena, a camera on a tripod, a menu over a stopped game. A sky as dark as a
-    bar is no bar."""
+    """A turn on the spot in a bare arena, a camera on a tripod, a menu over a stopped game. A sky as dark
+    as a bar is no bar."""
     looks = look(footage / f"{name}.mp4")
     assert not looks.flags.known and looks.flags.hud_share == 0 and looks.crop == Crop()
 

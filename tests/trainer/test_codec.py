@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_codecs import blobs, fitted, tiny_vae
 
 from schemas.latents import FittedCodec
@@ -14,7 +15,7 @@ from trainer.codec import lowres, wan
 from trainer.codec.base import Codec, to_pixels, to_rgb
 from trainer.codec.condition import extend, image_condition, mask
 from trainer.codec.linear import Fit, Linear
-from trainer.codec.weights import CodecError, vae_identity
+from trainer.codec.weights import VAE_FILE, CodecError, vae_identity
 
 
 @pytest.fixture(scope="module", params=["linear", "wan"])
@@ -151,6 +152,13 @@ def test_wan_gives_what_diffusers_gives_normalised(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
+    tiny_vae().save_pretrained(tmp_path / "cut")
+    file = tmp_path / "cut" / VAE_FILE
+    tensors = load_file(file)
+    tensors.pop("encoder.conv_in.weight")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CodecError, match=r"1 tensors, such as encoder\.conv_in\.weight"):
+        wan.load(tmp_path / "cut")
     with pytest.raises(CodecError, match="holds no VAE: give a diffusers folder with"):
         wan.load(tmp_path)
     torch.save({"encoder.conv1.weight": torch.zeros(1)}, tmp_path / "Wan2.1_VAE.pth")

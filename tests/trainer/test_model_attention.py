@@ -34,6 +34,7 @@ SEQUENCES = {
     "queries into the history": (frame_queries(PRESET, 3, (1, 6)), NOTHING, Rule.FULL),
     "teacher forcing from the start": (teacher_forced(PRESET, 0, 4), NOTHING, Rule.CAUSAL),
     "teacher forcing after one chunk": (teacher_forced(PRESET, 1, 3), NOTHING, Rule.CAUSAL),
+    "teacher forcing after a long history": (teacher_forced(PRESET, 70, 2), NOTHING, Rule.CAUSAL),
     "teacher forcing, padded": (teacher_forced(PRESET, 1, 2, 9), NOTHING, Rule.CAUSAL),
     "first prefill": (prefill(PRESET, 1), NOTHING, Rule.CAUSAL),
     "prefill of three chunks": (prefill(PRESET, 3), NOTHING, Rule.CAUSAL),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tests.trainer.model_support import PRESET, SEEDS, Video, draw, noisy_expert
 from trainer.model.layout import Rule, clip
-from trainer.model.memory import CompressorError, MemoryCompressor, MemoryState
+from trainer.model.memory import CompressorBlock, CompressorError, MemoryCompressor, MemoryState, Tails
 
 LATENT = PRESET.geometry.latent
 
@@ -87,6 +90,52 @@ def test_memory_tokens_are_the_sum_of_both_branches() -> None:
     coarse = model.patch_embedding(inputs.history.low).flatten(3).permute(0, 2, 3, 1)
     start, n = PRESET.grid.tokens, 4 * PRESET.low_grid.tokens
     assert torch.equal(seen[0][:, start : start + n], (coarse + fine).flatten(1, 2))
+
+
+@torch.no_grad()
+def test_the_shortcut_averages_groups_of_channels_time_rows_and_columns() -> None:
+    block = CompressorBlock(4, 8, halve_space=True, halve_time=False)
+    for parameter in block.parameters():
+        parameter.zero_()
+    x = draw(9, 1, 4, 2, 4, 4)
+    given = block(x, Tails(None))
+    for t, h, w in itertools.product(range(2), range(2), range(2)):
+        folded = [
+            x[0, c, t, 2 * h + i, 2 * w + j] for c, i, j in itertools.product(range(4), range(2), range(2))
+        ]
+        wanted = torch.stack(folded).reshape(8, 2).mean(1)
+        assert torch.allclose(given[0, :, t, h, w], wanted, atol=1e-6)
+    block = CompressorBlock(4, 2, halve_space=True, halve_time=True)
+    for parameter in block.parameters():
+        parameter.zero_()
+    given = block(x, Tails(None))
+    folded = [x[0, c, t, i, j] for c, t, i, j in itertools.product(range(4), range(2), range(2), range(2))]
+    assert torch.allclose(given[0, :, 0, 0, 0], torch.stack(folded).reshape(2, 16).mean(1), atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_block_pads_the_left_of_time_and_the_right_and_bottom_of_space() -> None:
+    block = noisy_expert().memory.blocks[0]
+    x = draw(10, 1, 8, 4, 8, 16)
+    y = functional.silu(
+        functional.conv3d(functional.pad(x, (1, 1, 1, 1, 2, 0)), block.conv.weight, block.conv.bias)
+    )
+    conv = block.resample[1]
+    frames = [
+        functional.conv2d(functional.pad(y[:, :, t], (0, 1, 0, 1)), conv.weight, conv.bias, stride=2)
+        for t in range(4)
+    ]
+    zero = torch.zeros_like(frames[0])
+    padded = torch.stack([zero, zero, *frames], dim=2)
+    taps = block.time_conv.weight[..., 0, 0]
+    steps = [
+        sum(torch.einsum("oc,bchw->bohw", taps[..., k], padded[:, :, 2 * j + k]) for k in range(3))
+        + block.time_conv.bias[:, None, None]
+        for j in range(2)
+    ]
+    pooled = x.reshape(1, 8, 2, 2, 4, 2, 8, 2).mean((3, 5, 7))  # a group is one channel here
+    wanted = torch.stack(steps, dim=2) + pooled
+    assert torch.allclose(block(x, Tails(None)), wanted, atol=1e-5)
 
 
 def test_an_odd_history_is_refused() -> None:

@@ -20,7 +20,7 @@ from trainer.model.action import ActionEncoder, ActionError, ActionMlp, check_ro
 from trainer.model.kvcache import RawText
 from trainer.model.layout import Rule, clip, teacher_forced
 from trainer.model.rope import axis_widths, rotate, rotations
-from trainer.model.wan import Shared, WanModel, build
+from trainer.model.wan import Inputs, Shared, WanModel, build
 
 CAPTION = StructuredCaption(
     scene="a grey hall",
@@ -111,6 +111,48 @@ def test_the_embedding_of_an_action_is_the_sum_of_its_parts() -> None:
     parts = [encoder.disc[i].weight[index] for i, index in enumerate((0, 2, 1, 0))]
     wanted = encoder.cont(row[0, 0, :2]) + sum(parts)
     assert torch.allclose(encoder(row)[0, 0], wanted, atol=1e-6)
+
+
+def passed_to_the_first_block(model: WanModel, inputs: Inputs) -> tuple[Tensor, Shared]:
+    seen: list[tuple[Tensor, Shared]] = []
+    handle = model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[:2]))
+    with torch.no_grad():
+        model(inputs)
+    handle.remove()
+    return seen[0]
+
+
+def test_memory_is_clean_and_every_latent_has_its_own_noise_level_and_action() -> None:
+    model, video = noisy_expert(), Video(chunks=3)
+    layout = teacher_forced(PRESET, 1, 2)
+    _, shared = passed_to_the_first_block(model, video.inputs(layout))
+    clean = passed_to_the_first_block(model, video.inputs(layout, sigma=torch.zeros(1, 8)))[1].modulation
+    known = len(layout) - 8
+    assert torch.equal(shared.modulation[:, :known], clean[:, -1:].expand(1, known, 6, -1))
+    assert len({tuple(m.tolist()) for m in shared.modulation[0, known:, 0]}) == 8
+    with torch.no_grad():
+        wanted = [model.action(video.actions[:, [frame.time]]) for frame in layout.frames]
+    assert torch.allclose(shared.action, torch.cat(wanted, dim=1), atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_block_is_its_formula_token_by_token() -> None:
+    """Section a.1 and b, with modulation and action spread over tokens and the concatenation [h ; e]."""
+    model, video = noisy_expert(), Video(chunks=3)
+    layout = teacher_forced(PRESET, 1, 2)
+    x, shared = passed_to_the_first_block(model, video.inputs(layout))
+    block, of_token = model.blocks[0], layout.frame_of_token()
+    given = block(x, shared, ([], []), None)[0]
+
+    def normed(h: Tensor) -> Tensor:
+        return nn.functional.layer_norm(h, h.shape[-1:], eps=PRESET.model.eps)
+
+    e = (block.modulation + shared.modulation)[:, of_token]
+    h = x + e[:, :, 2] * block.self_attn(normed(x) * (1 + e[:, :, 1]) + e[:, :, 0], shared.plan, ([], []))[0]
+    h = h + block.cross_attn(block.norm3(h), shared.plan, *block.cross_attn.key_value(shared.text))
+    h = h + nn.Sequential.forward(block.action_mlp, torch.cat([h, shared.action[:, of_token]], dim=-1))
+    h = h + e[:, :, 5] * block.ffn(normed(h) * (1 + e[:, :, 4]) + e[:, :, 3])
+    assert (given - h).abs().max() <= 1e-5 * h.abs().max()
 
 
 def test_action_weights_start_by_their_law() -> None:

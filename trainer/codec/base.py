@@ -15,9 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-CHANNELS = 16
-TIME_STRIDE = 4
-SPACE_STRIDE = 8
+from schemas.latents import CHANNELS as CHANNELS
+from schemas.latents import SPACE_STRIDE as SPACE_STRIDE
+from schemas.timeline import FRAMES_PER_LATENT
+
+TIME_STRIDE = FRAMES_PER_LATENT
 
 Cache = tuple[Any, ...]
 """What a stream carries: tensors and marks of the codec. None stands for a stream that has not begun."""

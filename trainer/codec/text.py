@@ -30,11 +30,10 @@ class Encoded:
 class TextEncoder:
     """A transformers encoder on a device. identity: names weights, tokenizer and precision."""
 
-    def __init__(self, model: Any, tokenizer: Any, identity: str, device: str, precision: Precision) -> None:
-        self.identity = f"{identity}-{precision}"
+    def __init__(self, model: Any, tokenizer: Any, identity: str, device: str) -> None:
+        self.identity = identity
         self.device = torch.device(device)
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-        self._model = model.to(self.device, dtype).eval().requires_grad_(False)
+        self._model = model.to(self.device).eval().requires_grad_(False)
         self._tokenizer = tokenizer
         self.width = int(getattr(model.config, "d_model", None) or model.config.hidden_size)
 
@@ -56,12 +55,19 @@ def load(
     from transformers import AutoModel, AutoTokenizer, UMT5EncoderModel, logging
 
     model_folder, tokenizer_folder = text_folders(kind, path)
-    logging.disable_progress_bar()
-    reader = UMT5EncoderModel if kind == "umt5" else AutoModel
+    quiet: Any = logging.disable_progress_bar
+    quiet()
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    reader: Any = UMT5EncoderModel if kind == "umt5" else AutoModel
     try:
-        model = reader.from_pretrained(str(model_folder), local_files_only=True)
+        model, info = reader.from_pretrained(
+            str(model_folder), dtype=dtype, local_files_only=True, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder), local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())[:160]
         raise CodecError(f"{path or PACKAGE} holds no {kind} encoder: {why}") from None
-    return TextEncoder(model, tokenizer, text_identity(kind, path), device, precision)
+    # A whole UMT5 also has a decoder, which is not needed; a missing tensor would be random numbers.
+    if missing := sorted(info["missing_keys"]):
+        raise CodecError(f"{model_folder} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
+    return TextEncoder(model, tokenizer, f"{text_identity(kind, path)}-{precision}", device)

@@ -14,14 +14,15 @@ from torch import Tensor
 from trainer.codec.base import CHANNELS, SPACE_STRIDE, TIME_STRIDE, Cache, check_latents, latents_in
 from trainer.codec.weights import CodecError, Precision, vae_file, vae_identity
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 class Wan:
-    """An AutoencoderKLWan on a device. Encoding takes the mean of the posterior: the same pixels give the
-    same latents. diffusers drives the same modules, but forgets their caches at the end of every call."""
+    """An AutoencoderKLWan on a device, in the precision that it was loaded in. Encoding takes the mean of the
+    posterior: the same pixels give the same latents. diffusers drives the same modules, but forgets their
+    caches at the end of every call."""
 
-    def __init__(
-        self, vae: Any, identity: str, device: str = "cpu", precision: Precision = "float32"
-    ) -> None:
+    def __init__(self, vae: Any, identity: str, device: str = "cpu") -> None:
         config = vae.config
         strides = config.get("scale_factor_temporal", 4), config.get("scale_factor_spatial", 8)
         if (
@@ -33,10 +34,10 @@ class Wan:
                 f"this VAE has {config.z_dim} channels and strides {strides}; the model is made for "
                 f"{CHANNELS} channels and ({TIME_STRIDE}, {SPACE_STRIDE}): take the VAE of Wan 2.1"
             )
-        self.identity = f"{identity}-{precision}"
+        self.identity = identity
         self.device = torch.device(device)
-        self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-        self._vae = vae.to(self.device, self._dtype).eval().requires_grad_(False)
+        self._dtype = vae.dtype
+        self._vae = vae.to(self.device).eval().requires_grad_(False)
         counts = vae._cached_conv_counts  # how long the lists are that the modules keep their caches in
         self._encoder_caches, self._decoder_caches = int(counts["encoder"]), int(counts["decoder"])
         shape = (1, CHANNELS, 1, 1, 1)
@@ -48,11 +49,12 @@ class Wan:
         latents_in(pixels, cache is None)
         pixels = pixels.to(self.device, self._dtype)
         held: list[Any] = [None] * self._encoder_caches if cache is None else list(cache)
-        groups = list(pixels.split(TIME_STRIDE, 2)) if cache is not None else [pixels[:, :, :1]]
-        if cache is None and pixels.shape[2] > 1:
-            groups += pixels[:, :, 1:].split(TIME_STRIDE, 2)
+        ends = range(1 if cache is None else TIME_STRIDE, pixels.shape[2] + 1, TIME_STRIDE)
         # The modules replace entries of the list and never write into a tensor: the caller's cache stays.
-        hidden = [self._vae.encoder(g, feat_cache=held, feat_idx=[0]) for g in groups]
+        hidden = [
+            self._vae.encoder(pixels[:, :, max(0, end - TIME_STRIDE) : end], feat_cache=held, feat_idx=[0])
+            for end in ends
+        ]
         moments = self._vae.quant_conv(torch.cat(hidden, 2))
         return (moments[:, :CHANNELS].float() - self._mean) / self._std, tuple(held)
 
@@ -63,8 +65,10 @@ class Wan:
         hidden = self._vae.post_quant_conv(raw.to(self._dtype))
         held: list[Any] = [None] * self._decoder_caches if cache is None else list(cache)
         out = [
-            self._vae.decoder(one, feat_cache=held, feat_idx=[0], first_chunk=cache is None and k == 0)
-            for k, one in enumerate(hidden.split(1, 2))
+            self._vae.decoder(
+                hidden[:, :, k : k + 1], feat_cache=held, feat_idx=[0], first_chunk=cache is None and k == 0
+            )
+            for k in range(hidden.shape[2])
         ]
         return torch.cat(out, 2).float().clamp(-1.0, 1.0), tuple(held)
 
@@ -74,29 +78,39 @@ def load(path: Path, device: str = "cpu", precision: Precision = "float32") -> W
 
     Nothing is fetched. Raises CodecError on a path that holds no such weights.
     """
-    from diffusers import AutoencoderKLWan
+    import diffusers
 
+    kind: Any = diffusers.AutoencoderKLWan
     file = vae_file(path)
     if file.suffix == ".pth":
-        vae = _from_pth(file, AutoencoderKLWan)
+        vae = _from_pth(file, kind, _DTYPES[precision])
     else:
         try:
-            vae = AutoencoderKLWan.from_pretrained(str(file.parent), local_files_only=True)
+            vae, info = kind.from_pretrained(
+                file.parent,
+                torch_dtype=_DTYPES[precision],
+                local_files_only=True,
+                output_loading_info=True,
+            )
         except (OSError, ValueError, RuntimeError) as error:
-            raise CodecError(
-                f"{file.parent} is no AutoencoderKLWan: {' '.join(str(error).split())[:160]}"
-            ) from None
-    return Wan(vae, vae_identity(path), device, precision)
+            why = " ".join(str(error).split())[:160]
+            raise CodecError(f"{file.parent} is no AutoencoderKLWan: {why}") from None
+        # diffusers only warns, and leaves random numbers where a tensor is missing.
+        if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
+            raise CodecError(f"{file} does not fit its config.json: {len(wrong)} tensors, such as {wrong[0]}")
+    return Wan(vae, f"{vae_identity(path)}-{precision}", device)
 
 
-def _from_pth(file: Path, kind: Any) -> Any:
-    from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
+def _from_pth(file: Path, kind: Any, dtype: torch.dtype) -> Any:
+    from diffusers.loaders import single_file_utils
 
+    convert: Any = single_file_utils.convert_wan_vae_to_diffusers
     state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     with torch.device("meta"):
         vae = kind()
     try:
-        vae.load_state_dict(convert_wan_vae_to_diffusers(state), strict=True, assign=True)
+        found = {name: value.to(dtype) for name, value in convert(state).items()}
+        vae.load_state_dict(found, strict=True, assign=True)
     except RuntimeError as error:
         raise CodecError(f"{file} is no Wan2.1_VAE.pth: {' '.join(str(error).split())[:160]}") from None
     return vae
