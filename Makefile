@@ -5,7 +5,7 @@ VLM := .venv-vlm
 BIN := $(VENV)/bin
 DEMO := demo
 
-.PHONY: setup demo test soak lint bench lock clean
+.PHONY: setup setup-vlm demo test soak lint bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -14,6 +14,13 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	touch $@
+
+# vLLM in an environment of its own, for `wp2 caption --serve` and its tests.
+setup-vlm: $(VLM)/.ready
+
+$(VLM)/.ready: environments/vllm/setup environments/vllm/cpu.txt environments/vllm/gpu.txt | setup
+	environments/vllm/setup $(VLM) $(BIN)/uv
 	touch $@
 
 demo: setup

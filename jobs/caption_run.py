@@ -14,11 +14,15 @@ from jobs.curate import Curator, Outcome
 from jobs.engine import EngineConfig
 from jobs.progress import Progress
 from jobs.runner import Pool
+from jobs.select import CLIP_STAGES
 from jobs.stages import STAGES, Statistics, flow
+from pipeline.caption.attempts import merge
 from pipeline.caption.stage import Caption
 from pipeline.catalogue import Catalogue
 from pipeline.corpus import open_corpus, require_catalogue, sole_writer
+from pipeline.quality.select import select
 from pipeline.shards.stage import Shards
+from pipeline.shards.tiers import heal
 
 
 def run_caption(
@@ -47,6 +51,8 @@ def run_caption(
     progress = Progress(STAGES, json_logs, console)
     with sole_writer(corpus), progress:
         progress.enter("start")
+        heal(corpus)
+        merge(corpus)
         catalogue = Catalogue.load(corpus)
         work = flow(config, corpus, Statistics.newest(corpus), Caption.name)
 
@@ -69,6 +75,8 @@ def run_caption(
             with captioning(work, engines, model, address is None, _teller(console)) as captions:
                 outcomes = run(captions, None)
             run(used, Shards(config.shards, corpus))
+        progress.enter("select")
+        select(corpus, config.select, CLIP_STAGES)
     return outcomes
 
 

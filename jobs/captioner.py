@@ -304,11 +304,13 @@ class CaptionPool:
         if time.monotonic() - self._watched > WATCH_S:
             self._watch()
             self._watched = time.monotonic()
+        if (office := self._office) is None:
+            return []
         found = []
-        for handle in self._office.ready(self._flying, timeout_s) if self._office else ():
+        for handle in office.ready(self._flying, timeout_s):
             key = self._flying.pop(handle)
             try:
-                found.append((key, self._office.result(handle)))
+                found.append((key, office.result(handle)))
             except ENDINGS as error:
                 self._ending = self._ending or error
         if self._ending and not self._flying and not found:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from jobs.commands import captions as captions
 from jobs.commands import curate as curate
 from jobs.commands import look as look
 from jobs.commands import quality as quality
 from jobs.commands import record as record
+from jobs.commands import rollout as rollout
 from jobs.commands import settings as settings
+from jobs.commands import weights as weights
 from jobs.commands.base import app, complain
 from schemas.errors import UserError
 

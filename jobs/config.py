@@ -9,6 +9,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from jobs.engine import EngineConfig
 from pipeline import strict_yaml
 from pipeline.actions import ActionsConfig
 from pipeline.caption.stage import CaptionConfig, ServeConfig
@@ -62,6 +63,7 @@ class CurateConfig(BaseModel):
     serve: ServeConfig = Field(
         default=ServeConfig(), description="where a captioning model is served, and what it may cost"
     )
+    engines: EngineConfig = Field(default=EngineConfig(), description="how --serve starts vLLM")
     select: Policy = Field(default=Policy(), description="which clips deserve training; rewrites no tar")
     shards: ShardConfig = Field(default=ShardConfig(), description="tars and index")
     run: RunConfig = Field(default=RunConfig(), description="how the run is carried out")

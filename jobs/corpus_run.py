@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from jobs.captioner import captioning
 from jobs.config import CurateConfig, RunConfig
 from jobs.curate import Curator, Outcome
 from jobs.package import package_env
@@ -85,6 +86,8 @@ def run_curate(
                 return _told(cutter.outcome, cutter, listing)
             if only in (None, Shards.name, Actions.name, Quality.name, Caption.name):
                 anew = run.calibrate(catalogue, anew, recalibrate)
+            if config.caption.source == "vlm" and only in (None, Shards.name, Caption.name):
+                anew = run.captions(catalogue, anew, address is None)
             whole = only in (None, Shards.name)
             outcome = run.curator(only, whole, anew).run(catalogue)
             if whole:
@@ -123,6 +126,25 @@ class _Run:
             retry_failed=self.retry_failed,
             alone=True,
         )
+
+    def captions(self, catalogue: Catalogue, anew: str | None, local: bool) -> str | None:
+        """Everything before captions, then captions, many at once. Returns what is still to be made anew."""
+        self._pass(catalogue, Quality.name, anew)
+        work = flow(self.config, self.corpus, Statistics.newest(self.corpus), Caption.name)
+        with captioning(work, self.config.engines, "", local, self.progress.console.print) as pool:
+            first = anew if anew == Caption.name else None
+            Curator(
+                self.corpus,
+                self.config,
+                self.source,
+                work,
+                None,
+                pool,
+                self.progress,
+                first,
+                self.retry_failed,
+            ).run(catalogue)
+        return anew if anew == Shards.name else None
 
     def select(self) -> Report:
         """Tiers for every clip, by the policy: an index is never left without."""

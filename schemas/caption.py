@@ -143,10 +143,10 @@ class Bounds(BaseModel):
     """Longest texts of a reply, in characters: at most 100, or whole hundreds (see `_text`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    scene: int = Field(default=700, ge=1)
-    character: int = Field(default=300, ge=1)
-    ui: int = Field(default=300, ge=1)
-    event: int = Field(default=200, ge=1)
+    scene: int = Field(default=700, ge=1, description="longest scene, in characters")
+    character: int = Field(default=300, ge=1, description="longest character, in characters")
+    ui: int = Field(default=300, ge=1, description="longest ui, in characters")
+    event: int = Field(default=200, ge=1, description="longest text of an event, in characters")
 
     @field_validator("scene", "character", "ui", "event")
     @classmethod

@@ -21,6 +21,8 @@ spec/worldplay2.md a.1."""
 SPACE_STRIDE = 8
 SEGMENT = 32
 """Latents of an independent segment of stage 1: 125 grid entries."""
+MOST_TOKENS = 512
+"""Rows of a prompt's embeddings, at most. Source: spec/worldplay2.md a.2."""
 
 
 # --- the fitted codec -------------------------------------------------------------------------------------

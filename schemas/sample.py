@@ -3,11 +3,15 @@
 Tars by family, with the same sample ids in the same order in each:
   media         <id>.mp4
   annotations   <id>.json  <id>.actions.npy  <id>.grid.npy  <id>.poses.npy
+  latents       <id>.latents.json  <id>.hr.npy  <id>.lr.npy  ...     where a codec is configured
+  text          <id>.text.json  <id>.text.npy                        where a text encoder is configured
 A sample's members lie together, so one range read of a tar brings a whole sample of a family.
 Source: DESIGN 2; spec/faults.md S1, S2.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +27,30 @@ from schemas.pose import Scale
 FAMILIES: dict[str, tuple[str, ...]] = {
     "media": ("mp4",),
     "annotations": ("json", "actions.npy", "grid.npy", "poses.npy"),
+    "latents": (
+        "latents.json",
+        "hr.npy",
+        "lr.npy",
+        "hr_y.npy",
+        "lr_y.npy",
+        "segments.npy",
+        "segments_y.npy",
+        "segments_at.npy",
+    ),
+    "text": ("text.json", "text.npy"),
 }
-"""Member suffixes of each family, in tar order. Every sample has every member."""
+"""Member suffixes of each family, in tar order. Every sample has every member of a family that is there;
+`schemas.latents` describes those of the last two."""
+
+OPTIONAL = ("latents", "text")
+"""Families that a partition may be without. Their places in its index are then null, for all of its samples."""
 
 ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "actions.npy": ("float32", ("T", "6")),  # schemas.action.AXES; NaN where unknown
     "grid.npy": ("int32", ("G",)),  # frame of the media file shown at each entry of the 16 fps grid
     "poses.npy": ("float32", ("F", "3", "4")),  # camera-to-world, OpenCV axes; NaN where unknown
 }
-"""dtype and shape of each array member: T latents, G = 4T - 3 grid entries, F frames of the media file."""
+"""dtype and shape of each array of the annotations: T latents, G = 4T - 3 grid entries, F frames of the media file."""
 
 
 class ActionUnknown(BaseModel):
@@ -127,7 +146,7 @@ not a better one, in order, separated by |. The trainer's plan filters by the ti
 
 
 def index_schema() -> pa.Schema:
-    """Row of the index: one sample, its facts, and its place in each family."""
+    """Row of the index: one sample, its facts, and its place in each family (null where that is not there)."""
     facts = [
         ("sample_id", pa.string()),
         ("clip_id", pa.string()),
@@ -145,13 +164,19 @@ def index_schema() -> pa.Schema:
     ]
     fields = [pa.field(n, t, nullable=False) for n, t in facts]
     fields += [pa.field(name, pa.string(), nullable=False) for name in UNSELECTED]
-    fields += [pa.field(family, PLACE, nullable=False) for family in FAMILIES]
+    fields += [pa.field(family, PLACE, nullable=family in OPTIONAL) for family in FAMILIES]
     return pa.schema(fields, metadata={"schema_version": str(SCHEMA_VERSION)})
 
 
-def check_array(name: str, array: np.ndarray, sizes: dict[str, int]) -> None:
-    """Raise ValueError unless an array member has its dtype and shape; sizes gives F, G and T."""
-    dtype, shape = ARRAYS[name]
+def check_array(
+    name: str,
+    array: np.ndarray,
+    sizes: Mapping[str, int],
+    arrays: Mapping[str, tuple[str, tuple[str, ...]]] = ARRAYS,
+) -> None:
+    """Raise ValueError unless an array member has its dtype and shape, which `arrays` gives by its name.
+    sizes: the number behind each letter of a shape."""
+    dtype, shape = arrays[name]
     want = tuple(sizes[s] if s in sizes else int(s) for s in shape)
     if array.dtype != np.dtype(dtype) or array.shape != want:
         raise ValueError(f"{name} must be {dtype} {want}, got {array.dtype} {array.shape}")

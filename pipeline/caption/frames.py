@@ -61,7 +61,7 @@ class Limits(BaseModel):
     # Measured with the Qwen vocabulary: instruction 4.9, question 4.3, reply 3.2, labels 2.5 (digits, a token
     # each, counted apart).
     chars_per_token: float = Field(default=2.5, gt=0, description="fewest characters of English a token")
-    bounds: Bounds = BOUNDS
+    bounds: Bounds = Field(default=BOUNDS, description="longest texts of a reply")
 
 
 class FramesRefused(ValueError):

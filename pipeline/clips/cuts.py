@@ -131,7 +131,7 @@ class Cuts:
 
 
 def _is_alike(before: Gray, after: Gray) -> bool:
-    """Do the pictures on both sides of a flash of colour show one scene? Plain walls are hard to find again."""
+    """Do the pictures on both sides of a flash show one scene? Plain walls are hard to find again."""
     return sameness(before, after) >= SAME or float(cv2.absdiff(before, after).mean()) < ALIKE_LEVELS
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from pipeline.latents.stage import MEMBERS as LATENTS
-from pipeline.latents.stage import Latents
-from pipeline.latents.text import MEMBERS as TEXT
-from pipeline.latents.text import Text
 from pipeline.stage import Unit
-
-FAMILIES = {Latents.name: LATENTS, Text.name: TEXT}
+from pipeline.store import StoreError, sha256_file
+from schemas.sample import FAMILIES
 
 
 def members(unit: Unit, family: str, held: ExitStack) -> dict[str, Path]:
-    """Files of a family of a unit whose stages have run, there as long as `held` is open."""
+    """Files of a family ("latents" or "text": the stage of that name made them), there as long as `held` is
+    open. Raises StoreError when one is not what the receipt says."""
     receipt = unit.receipts[family]
-    return {
-        name: held.enter_context(unit.corpus.local(receipt.output(name).path)) for name in FAMILIES[family]
-    }
+    found: dict[str, Path] = {}
+    for name in FAMILIES[family]:
+        made = receipt.output(name)
+        remedy = f"run `wp2 curate` again with --from {family}"
+        if unit.corpus.size(made.path) != made.bytes:
+            raise StoreError(f"{made.path} is missing or cut short: {remedy}")
+        found[name] = held.enter_context(unit.corpus.local(made.path))
+        if sha256_file(found[name]) != made.sha256:
+            raise StoreError(f"{made.path} is damaged: {remedy}")
+    return found

@@ -94,7 +94,7 @@ def _shares(size: int, cells: int) -> Floats:
 
 
 class Scales:
-    """Gradients of working pictures of one size. What `of` gives holds until its next call: with 6 MB of fresh
+    """Gradients of working pictures of one size. What `of` gives holds until its next call: with 6 MB of new
     arrays a picture the allocator returns them to the system, and page faults double the time."""
 
     def __init__(self, height: int, width: int) -> None:

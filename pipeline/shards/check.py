@@ -14,13 +14,11 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from pipeline.shards.content import check_annotation
+from pipeline.shards.content import CHECKS
 from pipeline.shards.inventory import FileEntry
 from pipeline.shards.tar import CHUNK, END, Member, header, padding
 from schemas.clip import ID_PATTERN
-from schemas.sample import FAMILIES
-
-_READ_WHOLE = "annotations"  # the family whose members are small and have a form of their own
+from schemas.sample import FAMILIES, OPTIONAL
 
 
 @dataclass(frozen=True)
@@ -68,23 +66,24 @@ def check_tar(
 
     rows: index rows as dicts, in tar order; `check_rows` holds for them.
     Returns the size and sha256 seen, and the findings: a member whose header, data or content is wrong, bytes
-    between members, bytes at the end. Memory: one chunk, or one sample where the family's members are small.
+    between members, bytes at the end. Memory: one chunk, or one sample of a family with a form of its own.
     """
+    check = CHECKS.get(family)
     reader = _Reader(file)
     findings: list[Finding] = []
     holders = {m["xxh64"]: m["name"] for row in rows for m in row[family]["members"]}
     for row in rows:
         whole: dict[str, bytes] = {}
         for member, suffix in zip(row[family]["members"], FAMILIES[family], strict=True):
-            problem, data = _check_member(reader, member, holders, keep=family == _READ_WHOLE)
+            problem, data = _check_member(reader, member, holders, keep=check is not None)
             if problem:
                 findings.append(Finding(path, member["name"], problem))
             else:
                 whole[suffix] = data
-        if family == _READ_WHOLE and set(whole) == set(FAMILIES[family]):
+        if check is not None and set(whole) == set(FAMILIES[family]):
             findings += [
                 Finding(path, f"{row['sample_id']}.{suffix}", problem)
-                for suffix, problem in check_annotation(row, whole)
+                for suffix, problem in check(row, whole)
             ]
     if reader.read(len(END)) != END:
         findings.append(Finding(path, "", "the end mark after the last member is missing or changed"))
@@ -191,7 +190,8 @@ def check_rows(rows: Sequence[Mapping[str, Any]], partition_tars: Mapping[str, S
     """What is wrong with the rows of a partition in themselves, before any tar is read.
 
     partition_tars: paths of the partition's tars by family, in order. Ids legal, sorted, each once; members
-    named and ordered as schemas.sample.FAMILIES says; places that fill each tar from its first byte.
+    named and ordered as schemas.sample.FAMILIES says; places that fill each tar from its first byte; an
+    optional family has places in every row, or in none and no tar.
     """
     problems = []
     ids = [row["sample_id"] for row in rows]
@@ -200,7 +200,11 @@ def check_rows(rows: Sequence[Mapping[str, Any]], partition_tars: Mapping[str, S
     for family, suffixes in FAMILIES.items():
         tars: list[str] = []
         at = 0
-        for row in rows:
+        without = [row["sample_id"] for row in rows if row[family] is None]
+        if without and (family not in OPTIONAL or len(without) < len(rows)):
+            problems.append(f"sample {without[0]} has no place in {family}, where others have one")
+            continue
+        for row in rows if not without else ():
             place = row[family]
             if not tars or place["tar"] != tars[-1]:
                 tars.append(place["tar"])

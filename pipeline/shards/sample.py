@@ -1,31 +1,49 @@
-"""One sample from a clip's receipts: index facts, annotation record, arrays, and the media file."""
+"""One sample from a clip's receipts: index facts, annotation record, arrays, and the files of its members."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.actions import read_actions
 from pipeline.caption.stage import read_unit_caption
+from pipeline.latents.members import members as coded_members
 from pipeline.pose.stage import read_poses
 from pipeline.shards.write import Sample
 from pipeline.stage import Fact, Unit
 from schemas.pose import PoseTrack
-from schemas.sample import ActionUnknown, Annotation
+from schemas.sample import OPTIONAL, ActionUnknown, Annotation
 
 
-def build(unit: Unit, split: str, media: Path | None) -> Sample:
-    """The sample of a clip that passed every stage; one member per suffix of `schemas.sample.FAMILIES`.
+def build(
+    unit: Unit, split: str, families: Collection[str], held: ExitStack, media: Path | None = None
+) -> Sample:
+    """The sample of a clip that passed every stage; a member per suffix of these `schemas.sample.FAMILIES`.
 
-    media: the media file, or None where the published media tars are kept; the sample then has none.
+    families: those that are written; of a kept one nothing is read. media: the media file, where that is one
+    of them. The files of its members stay as long as `held` is open.
     Its bytes depend on the clip and on what its stages made, never on time, attempts or place.
+    Raises StoreError when something that a stage made is missing or damaged.
     """
+    members: dict[str, bytes | Path] = {}
+    if media is not None:
+        members["mp4"] = media
+    if "annotations" in families:
+        members |= _annotation_members(unit, split)
+    for family in OPTIONAL:
+        if family in families:
+            members |= coded_members(unit, family, held)
+    return Sample(unit.clip.clip_id, _about(unit, split), members)
+
+
+def _about(unit: Unit, split: str) -> dict[str, Fact]:
+    """The index columns that say what the clip is."""
     clip, ingest = unit.clip, unit.receipts["ingest"].facts
-    pose, action = unit.receipts["pose"].facts, unit.receipts["actions"].facts
-    actions, grid = read_actions(unit)
-    about: dict[str, Fact] = {
+    return {
         "clip_id": clip.clip_id,
         "recording_id": clip.recording_id,
         "split": split,
@@ -33,12 +51,17 @@ def build(unit: Unit, split: str, media: Path | None) -> Sample:
         "perspective": str(clip.perspective),
         "licence": clip.licence,
         **{name: ingest[name] for name in ("frames", "fps", "width", "height", "duration_s")},
-        "latents": len(actions.rows),
+        "latents": unit.receipts["actions"].facts["latents"],
     }
+
+
+def _annotation_members(unit: Unit, split: str) -> dict[str, bytes]:
+    ingest, pose, action = (unit.receipts[name].facts for name in ("ingest", "pose", "actions"))
+    actions, grid = read_actions(unit)
     annotation = Annotation.model_validate(
         {
-            **about,
-            "sample_id": clip.clip_id,
+            **_about(unit, split),
+            "sample_id": unit.clip.clip_id,
             "fps_num": ingest["fps_num"],
             "fps_den": ingest["fps_den"],
             "grid_jitter_max_s": action["grid_jitter_max_s"],
@@ -51,15 +74,12 @@ def build(unit: Unit, split: str, media: Path | None) -> Sample:
             "caption": read_unit_caption(unit),
         }
     )
-    members: dict[str, bytes | Path] = {
+    return {
         "json": annotation.model_dump_json().encode(),
         "actions.npy": _npy(actions.rows),
         "grid.npy": _npy(grid.astype(np.int32)),
         "poses.npy": _npy(_pose_rows(read_poses(unit))),
     }
-    if media is not None:
-        members["mp4"] = media
-    return Sample(clip.clip_id, about, members)
 
 
 def _pose_rows(track: PoseTrack) -> np.ndarray:

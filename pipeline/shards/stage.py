@@ -18,11 +18,12 @@ from pipeline.media import media, media_sha256
 from pipeline.shards.inventory import file_entry, index_path, read_inventory, whole
 from pipeline.shards.recover import recover
 from pipeline.shards.sample import build
-from pipeline.shards.write import Sample, ShardConfig, write_partition
+from pipeline.shards.write import ALWAYS, Sample, ShardConfig, write_partition
 from pipeline.stage import Receipt, Unit, digest
 from pipeline.store import Store, StoreError
 from schemas import SCHEMA_VERSION
 from schemas.quality import Status
+from schemas.sample import OPTIONAL
 
 Member = tuple[Unit, str]
 """A clip with the receipts of every stage before, and its split."""
@@ -30,24 +31,28 @@ Member = tuple[Unit, str]
 
 @dataclass(frozen=True)
 class Shards:
-    """Writes partitions of one corpus."""
+    """Writes partitions of one corpus. families: what a partition has; stages of the names of the optional
+    ones have run."""
 
     config: ShardConfig
     corpus: Store
+    families: tuple[str, ...] = ALWAYS
     name: ClassVar[str] = "shards"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def identity(self) -> str:
-        return digest(SCHEMA_VERSION, self.name, self.version, self.config)
+        return digest(SCHEMA_VERSION, self.name, self.version, self.config, self.families)
 
     def inputs(self, members: list[Member]) -> str:
-        """Digest of all that reaches a shard: the clips' descriptions and what their stages made."""
-        return digest([_seen(unit, split) for unit, split in members])
+        """Digest of all that reaches the partition."""
+        return digest([self.family_inputs(family, members) for family in self.families])
 
-    def media_inputs(self, members: list[Member]) -> str:
-        """Digest of all that reaches a media tar: ids and files in their order, and how large tars grow."""
-        files = [(unit.clip.clip_id, media_sha256(unit)) for unit, _ in members]
-        return digest(SCHEMA_VERSION, self.version, self.config.target_bytes["media"], files)
+    def family_inputs(self, family: str, members: list[Member]) -> str:
+        """Digest of all that reaches the tars of a family: what its members are made of, clip by clip in
+        their order, and how large tars grow."""
+        seen = {"media": _media, "annotations": _described}.get(family)
+        made = [(u.clip.clip_id, seen(u, split) if seen else _files(u, family)) for u, split in members]
+        return digest(SCHEMA_VERSION, self.version, family, self.config.target_bytes[family], made)
 
     def is_fresh(self, held: Receipt, members: list[Member]) -> bool:
         """Was the partition written from exactly this, with no clip left out, and is it what is published?"""
@@ -57,26 +62,25 @@ class Shards:
     def run(self, partition: str, members: list[Member], held: Receipt | None = None) -> Receipt:
         """Write one partition. members: sorted by clip id. held: the receipt of the last time.
 
-        Media tars that the held receipt vouches for stay, and no media is read. Otherwise a clip that cannot
-        be read any more is taken out of the tars that it stands in, or else left out: the receipt then has a
-        reason "<clip id>: <why>" for it, and is never fresh.
+        Tars of a family that the held receipt vouches for stay, and nothing that they hold is read; where the
+        media are written again, so is all else. A clip whose media cannot be read any more is taken out of the
+        tars that it stands in, or else left out: the receipt then has a reason "<clip id>: <why>" for it, and
+        is never fresh.
         Raises StoreError or ShardError.
         """
         started = time.perf_counter()
         written = list(members)
         reasons: list[str] = []
         with contextlib.ExitStack() as stack:
-            if self._keeps_media(partition, members, held):
-                keep = ["media"]
-                samples = self._annotations(members)
+            if keep := self._kept(partition, members, held):
+                samples = self._labels(members, [f for f in self.families if f not in keep])
             else:
-                keep = []
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wp2-")))
                 recovered = recover(self.corpus, partition, (unit for unit, _ in members), folder)
                 written.clear()
                 samples = self._samples(members, recovered, written, reasons)
             stack.enter_context(contextlib.closing(samples))
-            inventory = write_partition(self.corpus, partition, samples, self.config, keep)
+            inventory = write_partition(self.corpus, partition, samples, self.config, keep, self.families)
         return Receipt(
             clip_id=partition,
             stage=self.name,
@@ -89,20 +93,23 @@ class Shards:
                 "samples": inventory.samples,
                 "tars": len(inventory.tars),
                 "skipped": len(reasons),
-                "media_inputs": self.media_inputs(written),
+                **{f"{family}_inputs": self.family_inputs(family, written) for family in self.families},
             },
             content=self.inputs(written),
             seconds=round(time.perf_counter() - started, 3),
         )
 
-    def _keeps_media(self, partition: str, members: list[Member], held: Receipt | None) -> bool:
-        return (
-            held is not None
-            and held.facts.get("media_inputs") == self.media_inputs(members)
-            and self._published(held)
-            and whole(self.corpus, partition)
-            and file_entry(self.corpus, index_path(partition)) == read_inventory(self.corpus, partition).index
-        )
+    def _kept(self, partition: str, members: list[Member], held: Receipt | None) -> list[str]:
+        """Families whose published tars are those that would be written; none where the media's are not."""
+        if (
+            held is None
+            or not self._published(held)
+            or not whole(self.corpus, partition)
+            or file_entry(self.corpus, index_path(partition)) != read_inventory(self.corpus, partition).index
+        ):
+            return []
+        same = [f for f in self.families if held.facts.get(f"{f}_inputs") == self.family_inputs(f, members)]
+        return same if "media" in same else []
 
     def _published(self, held: Receipt) -> bool:
         """Is what this receipt tells of what is published, whatever the tiers in its index? A kill between
@@ -113,13 +120,17 @@ class Shards:
             return False
 
     @staticmethod
-    def _annotations(members: list[Member]) -> Generator[Sample, None, None]:
+    def _labels(members: list[Member], families: list[str]) -> Generator[Sample, None, None]:
         for unit, split in members:
-            yield build(unit, split, None)
+            with contextlib.ExitStack() as held:
+                yield build(unit, split, families, held)
 
-    @staticmethod
     def _samples(
-        members: list[Member], recovered: Mapping[str, Path], written: list[Member], reasons: list[str]
+        self,
+        members: list[Member],
+        recovered: Mapping[str, Path],
+        written: list[Member],
+        reasons: list[str],
     ) -> Generator[Sample, None, None]:
         """Samples of what can be read, each told in `written`; of what cannot, a line in `reasons`."""
         for unit, split in members:
@@ -127,7 +138,7 @@ class Shards:
             with contextlib.ExitStack() as held:
                 try:
                     path = recovered.get(name) or held.enter_context(media(unit))
-                    sample = build(unit, split, path)
+                    sample = build(unit, split, self.families, held, path)
                 except StoreError as error:
                     reasons.append(f"{name}: {error}")
                     continue
@@ -135,7 +146,17 @@ class Shards:
                 yield sample
 
 
-def _seen(unit: Unit, split: str) -> list[object]:
+def _media(unit: Unit, split: str) -> object:
+    return media_sha256(unit)
+
+
+def _described(unit: Unit, split: str) -> object:
+    """The clip's description, and what every stage but those of other families made of it."""
     clip = unit.clip
-    about = [clip.clip_id, clip.recording_id, split, clip.game, clip.perspective, clip.licence]
-    return [*about, sorted((name, r.content) for name, r in unit.receipts.items())]
+    about = [clip.recording_id, split, clip.game, clip.perspective, clip.licence]
+    made = sorted((name, r.content) for name, r in unit.receipts.items() if name not in OPTIONAL)
+    return [*about, made]
+
+
+def _files(unit: Unit, family: str) -> object:
+    return sorted((made.name, made.sha256) for made in unit.receipts[family].outputs)

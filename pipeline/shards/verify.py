@@ -157,7 +157,8 @@ class _Verify:
             paths = list(entries)
         else:  # its loss is reported; the index still says what the tars hold
             entries = {}
-            paths = [p for f in FAMILIES for p in dict.fromkeys(row[f]["tar"] for row in rows)]
+            places = [row[f] for f in FAMILIES for row in rows]
+            paths = list(dict.fromkeys(place["tar"] for place in places if place is not None))
         tars = {f: [p for p in paths if p.startswith(f"shards/{f}/")] for f in FAMILIES}
         if rows and (problems := check_rows(rows, tars)):
             for problem in problems:
@@ -165,7 +166,7 @@ class _Verify:
             rows = []
         for family in FAMILIES:
             for path in tars[family]:
-                own = [row for row in rows if row[family]["tar"] == path]
+                own = [row for row in rows if row[family] and row[family]["tar"] == path]
                 self._tar(path, family, own, entries.get(path))
 
     def _rows(self, name: str, inventory: Inventory | None) -> list[dict[str, Any]]:

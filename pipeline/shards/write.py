@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
@@ -38,8 +38,11 @@ from pipeline.shards.read import read_partition
 from pipeline.shards.tar import END, Place, ShardError, TarWriter, header, padding, tar_path, tar_pattern
 from pipeline.store import Store, StoreError
 from schemas.clip import ID_PATTERN
-from schemas.sample import FAMILIES, UNSELECTED, index_schema
+from schemas.sample import FAMILIES, OPTIONAL, UNSELECTED, index_schema
 
+ALWAYS = tuple(family for family in FAMILIES if family not in OPTIONAL)
+"""Families that every partition has."""
+_TARGET = 1 << 30
 _FACTS = tuple(n for n in index_schema().names if n not in ("sample_id", *UNSELECTED, *FAMILIES))
 
 
@@ -51,15 +54,16 @@ class ShardConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     target_bytes: dict[str, int] = Field(
-        default=dict.fromkeys(FAMILIES, 1 << 30), description="size at which the next tar of a family starts"
+        default=dict.fromkeys(FAMILIES, _TARGET),
+        description="size at which the next tar of a family starts; 1 GiB where a family is not named",
     )
 
     @field_validator("target_bytes")
     @classmethod
     def _every_family(cls, value: dict[str, int]) -> dict[str, int]:
-        if set(value) != set(FAMILIES) or min(value.values()) <= 0:
-            raise ValueError(f"target_bytes needs a positive size for each of {', '.join(FAMILIES)}")
-        return value
+        if not set(value) <= set(FAMILIES) or min(value.values(), default=1) <= 0:
+            raise ValueError(f"target_bytes takes positive sizes of {', '.join(FAMILIES)}")
+        return dict.fromkeys(FAMILIES, _TARGET) | value
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Sample:
     """One sample to write.
 
     facts: the index columns, without sample_id, tiers and places.
-    members: content by suffix, for every suffix of every family that is written (a kept one's may be absent):
+    members: content by suffix, for every suffix of every family of the partition (a kept one's may be absent):
         bytes, or a local file that is streamed and must stay until the writer asks for the next sample (a
         generator may hold it open that long).
     """
@@ -83,6 +87,7 @@ def write_partition(
     samples: Iterable[Sample],
     config: ShardConfig,
     keep: Collection[str] = (),
+    families: Sequence[str] = ALWAYS,
 ) -> Inventory:
     """Write the samples, which come sorted by id, and publish them; the same samples give the same bytes.
 
@@ -91,6 +96,7 @@ def write_partition(
     that it describes changes, and tars that the new one does not name are removed at the end.
     keep: families whose published tars stay as they are, unread: their entries and places are carried over.
         The caller knows that nothing in them would change.
+    families: those that the partition has from now on; tars of others are removed.
     Raises StoreError when a family is to be kept and the published partition is not whole.
     Raises ShardError, with nothing published under a new inventory, on an illegal, repeated or unsorted id,
     on missing or unknown members or facts, on content that disagrees with schemas.sample, and on other
@@ -101,22 +107,23 @@ def write_partition(
         raise ShardError(f"partition {partition!r} must match {PARTITION_PATTERN.pattern} and not be root")
     publisher = _Publisher(corpus, partition)
     kept = _kept(corpus, partition, keep)
-    families = {f: kept.get(f) or _Tars(publisher, f, config.target_bytes[f]) for f in FAMILIES}
-    wanted = {s for family, suffixes in FAMILIES.items() if family not in kept for s in suffixes}
+    written = {f: kept.get(f) or _Tars(publisher, f, config.target_bytes[f]) for f in families}
+    known = {s for family in families for s in FAMILIES[family]}
+    wanted = {s for family in families if family not in kept for s in FAMILIES[family]}
     rows: list[dict[str, Any]] = []
     try:
         for sample in samples:
-            _check(sample, rows[-1]["sample_id"] if rows else "", wanted)
+            _check(sample, rows[-1]["sample_id"] if rows else "", wanted, known)
             row = {"sample_id": sample.sample_id, **sample.facts, **UNSELECTED}
             rows.append(row)
-            for family, tars in families.items():
+            for family, tars in written.items():
                 row[family] = tars.add(sample, row)
-        for tars in families.values():
+        for tars in written.values():
             tars.close()
     finally:
-        for tars in families.values():
+        for tars in written.values():
             tars.discard()
-    entries = tuple(entry for tars in families.values() for entry in tars.entries)
+    entries = tuple(entry for tars in written.values() for entry in tars.entries)
     index = publisher.index(index_bytes(pa.Table.from_pylist(rows, schema=index_schema())))
     inventory = Inventory(
         partition=partition, samples=len(rows), tars=entries, index=index, bare=index.sha256
@@ -266,7 +273,7 @@ class _Kept:
 
     def _differs(self, held: str, got: str) -> NoReturn:
         raise ShardError(
-            f"the kept {self._family} tars hold sample {held} where sample {got} comes; write both families"
+            f"the kept {self._family} tars hold sample {held} where sample {got} comes; write every family"
         )
 
 
@@ -291,15 +298,14 @@ def _tar_bytes(contents: Mapping[str, bytes | Path]) -> int:
     return total
 
 
-def _check(sample: Sample, last: str, wanted: Collection[str]) -> None:
+def _check(sample: Sample, last: str, wanted: Collection[str], known: Collection[str]) -> None:
     name = sample.sample_id
     if not ID_PATTERN.fullmatch(name):
         raise ShardError(f"sample id {name!r} must match {ID_PATTERN.pattern}: a dot would end the key early")
     if name <= last:
         raise ShardError(f"sample {name} comes after {last}: give samples sorted by id, each once")
-    known = {s for suffixes in FAMILIES.values() for s in suffixes}
     for what, want, may, got in (
-        ("member", set(wanted), known, set(sample.members)),
+        ("member", set(wanted), set(known), set(sample.members)),
         ("fact", set(_FACTS), set(_FACTS), set(sample.facts)),
     ):
         if missing := sorted(want - got):

@@ -32,6 +32,7 @@ from jobs.engine import (
     command,
     environment,
     free_port,
+    program_of,
     served_name,
 )
 from jobs.progress import Progress
@@ -274,10 +275,9 @@ def test_an_engine_that_cannot_start_ends_the_run_with_its_own_error(corpus: Pat
         run_caption(str(corpus), config(), broken, model="stand-in")
 
 
-def test_a_missing_vllm_is_named_with_what_to_do(corpus: Path) -> None:
-    missing = EngineConfig(program="/nowhere/vllm")
+def test_a_missing_vllm_is_named_with_what_to_do() -> None:
     with pytest.raises(EngineError, match=r"/nowhere/vllm is no program on .*make setup-vlm"):
-        run_caption(str(corpus), config(), missing, model="stand-in")
+        program_of(EngineConfig(program="/nowhere/vllm"))
 
 
 def test_engines_end_with_the_run_and_with_a_driver_that_is_killed(corpus: Path, tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from schemas.latents import MOST_TOKENS
 from trainer.codec.weights import PACKAGE, CodecError, Precision, TextKind, text_folders, text_identity
-
-MOST_TOKENS = 512
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from trainer.model.pdd_head import CompactHead, Head, IntervalHead
 from trainer.model.wan import WanModel
 
 RELEASE_LATENTS = 1024
-"""Rows of the release's table of rotary positions on each axis: 256 chunks. Source: spec/worldplay2.md a.4."""
+"""Rows of the release's table of rotary positions, so 256 chunks. Source: spec/worldplay2.md a.4."""
 
 Shape = tuple[int, ...]
 
@@ -56,14 +56,21 @@ _TITLES = {
     Contents.COMPACT: "WorldPlay2 Fast (4 steps)",
     Contents.BANK: "few-step training, one head an interval",
 }
-EXPERTS = {Naming.NATIVE: ("high_noise_model", "low_noise_model"), Naming.DIFFUSERS: ("transformer", "transformer_2")}
+EXPERTS = {
+    Naming.NATIVE: ("high_noise_model", "low_noise_model"),
+    Naming.DIFFUSERS: ("transformer", "transformer_2"),
+}
 """Folders of the experts "high" and "low"."""
 FILE = "diffusion_pytorch_model.safetensors"
 INDEX = f"{FILE}.index.json"
 CONFIG = "config.json"
 
 # The start of our name -> of the native one.
-_NATIVE = {"action.cont.": "action_in_cont.", "action.disc.": "action_in_disc.", "memory.": "memory_compress."}
+_NATIVE = {
+    "action.cont.": "action_in_cont.",
+    "action.disc.": "action_in_disc.",
+    "memory.": "memory_compress.",
+}
 _NATIVE_IN_BLOCK = {"action_mlp.": "img_action_mlp."}
 # A bank has three spellings; the first is written.
 _BANKS = ("head.pdd_weight", "head.weight", "head.head.weight")
@@ -142,7 +149,9 @@ def manifest(found: Found) -> Mapping[str, Shape]:
 
 def foreign_name(name: str, naming: Naming) -> str:
     """The name that others have for one of our parameters. AdapterError where they have none."""
-    start, inside = (_NATIVE, _NATIVE_IN_BLOCK) if naming is Naming.NATIVE else (_DIFFUSERS, _DIFFUSERS_IN_BLOCK)
+    start, inside = (
+        (_NATIVE, _NATIVE_IN_BLOCK) if naming is Naming.NATIVE else (_DIFFUSERS, _DIFFUSERS_IN_BLOCK)
+    )
     if naming is Naming.DIFFUSERS and (is_added(name) or name.startswith(("head.block_", "head.bank_"))):
         raise AdapterError(f"diffusers has no place for {name}: write the native layout instead")
     if name in ("head.bank_weight", "head.bank_bias"):
@@ -177,7 +186,11 @@ def recognise(shapes: Mapping[str, Shape], where: str) -> tuple[Found, dict[str,
     """
     found, bank = _kind(shapes, where)
     table = names(found, bank)
-    check(shapes, {theirs: manifest(found)[ours] for ours, theirs in table.items()}, f"{where}, as {found.contents.title}")
+    check(
+        shapes,
+        {theirs: manifest(found)[ours] for ours, theirs in table.items()},
+        f"{where}, as {found.contents.title}",
+    )
     return found, dict(table)
 
 

@@ -57,7 +57,9 @@ class Checkpoint:
     def __post_init__(self) -> None:
         kinds = {(e.found.naming, e.found.contents, e.found.preset.name) for e in self.experts}
         if len(kinds) > 1:
-            what = " and ".join(f"{e.name}: {e.found.contents.title}, {e.found.preset.name}" for e in self.experts)
+            what = " and ".join(
+                f"{e.name}: {e.found.contents.title}, {e.found.preset.name}" for e in self.experts
+            )
             raise WeightsError(f"{self.path} has two experts of different kinds ({what})")
 
     @property
@@ -83,7 +85,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 return Checkpoint(path, tuple(_expert(n, f) for n, f in folders.items()))
             if len(there) == 1 and not (path / FILE).is_file():
                 absent = next(f for f in folders.values() if f not in there)
-                raise WeightsError(f"{path} has {there[0].name}, but not {absent.name}: a model has both experts")
+                raise WeightsError(
+                    f"{path} has {there[0].name}, but not {absent.name}: a model has both experts"
+                )
     return Checkpoint(path, (_expert(SINGLE, path),))
 
 

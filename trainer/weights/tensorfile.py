@@ -95,7 +95,9 @@ def _entry(path: Path, name: str, value: object, base: int) -> Entry:
             entry = Entry(path, name, DTYPES[dtype], tuple(shape), base + start, base + stop)
             if entry.bytes == entry.numel * entry.dtype.itemsize:
                 return entry
-            raise WeightsError(f"{path}: {name} is {shape} of {dtype}, but has {entry.bytes} bytes: fetch it again")
+            raise WeightsError(
+                f"{path}: {name} is {shape} of {dtype}, but has {entry.bytes} bytes: fetch it again"
+            )
         case {"dtype": str(dtype)} if dtype not in DTYPES:
             raise WeightsError(f"{path}: {name} is of type {dtype}; known are {', '.join(DTYPES)}")
     raise WeightsError(f"{path}: the header's entry of {name} is damaged: fetch it again")

@@ -40,7 +40,9 @@ Tick = Callable[[str, int], None]
 _COMPARED = 1 << 24  # elements compared at once: 64 MB in fp32
 
 
-def load(expert: Expert, device: str = "cpu", dtype: torch.dtype = torch.float32, tick: Tick | None = None) -> WanModel:
+def load(
+    expert: Expert, device: str = "cpu", dtype: torch.dtype = torch.float32, tick: Tick | None = None
+) -> WanModel:
     """The network of an expert, ready to predict. Base weights are refused: they know no actions."""
     if expert.found.contents is Contents.BASE:
         raise WeightsError(
@@ -60,11 +62,13 @@ def load(expert: Expert, device: str = "cpu", dtype: torch.dtype = torch.float32
 def save(models: Mapping[str, nn.Module], found: Found, folder: Path) -> None:
     """Networks in memory as a native checkpoint in bf16. models: "high" and "low", or "single"."""
     for expert, model in models.items():
-        state = model.state_dict()
-        _write(folder / _folder(expert, Naming.NATIVE), replace(found, naming=Naming.NATIVE), lambda n: state[n])
+        target = folder / _folder(expert, Naming.NATIVE)
+        _write(target, replace(found, naming=Naming.NATIVE), model.state_dict().__getitem__)
 
 
-def convert(source: Checkpoint, folder: Path, naming: Naming, fresh: int | None = None, tick: Tick | None = None) -> None:
+def convert(
+    source: Checkpoint, folder: Path, naming: Naming, fresh: int | None = None, tick: Tick | None = None
+) -> None:
     """Write a checkpoint in another layout, in bf16, beside a config.json for the loaders of others.
 
     fresh: seed of the actions and memory that are added to a base, which then predicts what it did without.
@@ -74,7 +78,9 @@ def convert(source: Checkpoint, folder: Path, naming: Naming, fresh: int | None 
         raise WeightsError(f"{source.path} has actions and memory already: leave --fresh out")
     contents = Contents.VELOCITY if fresh is not None else source.contents
     targets = {e.name: folder / _folder(e.name, naming) for e in source.experts}
-    names(replace(source.experts[0].found, naming=naming, contents=contents))  # has the layout a place for all?
+    names(
+        replace(source.experts[0].found, naming=naming, contents=contents)
+    )  # has the layout a place for all?
     for target in targets.values():
         if (target / FILE).exists():
             raise WeightsError(f"{target / FILE} is there already: remove it, or choose another folder")
@@ -119,7 +125,11 @@ class _Fresh:
     def tensor(self, name: str) -> Tensor:
         if self._seed is None or not is_added(name):
             raise WeightsError(f"nothing to draw for {name}")
-        part = name.partition("action_mlp.")[0] + "action_mlp." if "action_mlp." in name else name.split(".")[0] + "."
+        part = (
+            name.partition("action_mlp.")[0] + "action_mlp."
+            if "action_mlp." in name
+            else name.split(".")[0] + "."
+        )
         if part != self._part:
             self._part, self._state = part, self._drawn(part)
         return self._state[name.removeprefix(part)]
@@ -169,7 +179,8 @@ def diff(left: Checkpoint, right: Checkpoint, tick: Tick | None = None) -> tuple
     have the same experts."""
     if [e.name for e in left.experts] != [e.name for e in right.experts]:
         raise WeightsError(
-            f"{left.path} has {len(left.experts)} experts and {right.path} {len(right.experts)}: compare one with one"
+            f"{left.path} has {len(left.experts)} experts and {right.path} {len(right.experts)}: "
+            "compare those of one with those of the other"
         )
     return tuple(_diff(a, b, tick) for a, b in zip(left.experts, right.experts))
 

@@ -1,0 +1,86 @@
+"""`wp2 caption` and `wp2 plan`: captions from a served model, and what they will cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.table import Table
+
+from jobs.commands.base import MAKE, SEE, AddressOpt, ConfigOpt, CorpusArg, JsonOpt, app, err, open_for, out
+from schemas.errors import UserError
+
+
+@app.command(rich_help_panel=MAKE)
+def caption(
+    corpus: CorpusArg,
+    config: ConfigOpt = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="an OpenAI-protocol server; may be repeated")
+    ] = None,
+    serve: Annotated[
+        str, typer.Option(metavar="MODEL", help="start vLLM engines of this model for the run")
+    ] = "",
+    engines: Annotated[int | None, typer.Option(min=1, help="engines to start; one a GPU if not given")] = None,
+    budget_tokens: Annotated[int | None, typer.Option(min=0, help="end cleanly after so many tokens")] = None,
+    address: AddressOpt = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="ask again for failed clips")] = False,
+    json_logs: JsonOpt = False,
+) -> None:
+    """Caption every clip of a corpus with a vision-language model, and write its shards."""
+    from jobs.caption_run import run_caption
+    from jobs.config import load
+    from schemas.quality import Status
+
+    settings = load(config)
+    told = settings.serve
+    if endpoint:
+        told = told.model_copy(update={"endpoints": tuple(endpoint)})
+    if budget_tokens is not None:
+        told = told.model_copy(update={"budget": told.budget.model_copy(update={"tokens": budget_tokens})})
+    if bool(serve) == bool(told.endpoints):
+        raise UserError("give --endpoint URL (or serve.endpoints in the config), or --serve MODEL")
+    started = settings.engines if engines is None else settings.engines.model_copy(update={"engines": engines})
+    outcomes = run_caption(
+        corpus,
+        settings.model_copy(update={"serve": told}),
+        started,
+        model=serve,
+        address=address,
+        retry_failed=retry_failed,
+        json_logs=json_logs,
+        console=err,
+    )
+    done, rejected, failed = (sum(o.counts[s] for o in outcomes) for s in Status)
+    out.print(f"{done} clips captioned, {rejected} rejected, {failed} failed (`wp2 table {corpus} failures`)")
+
+
+@app.command(rich_help_panel=SEE)
+def plan(
+    corpus: CorpusArg,
+    config: ConfigOpt = None,
+    clips: Annotated[
+        int | None, typer.Option(min=1, help="clips of the whole run; those of the corpus if not given")
+    ] = None,
+) -> None:
+    """What captioning will cost, from the clips of this corpus that were captioned."""
+    from jobs.config import load
+    from pipeline.caption.accounts import estimate
+    from pipeline.caption.attempts import read_attempts
+    from pipeline.catalogue import Catalogue
+
+    store, settings = open_for(corpus, config), load(config)
+    many = clips or len(Catalogue.load(store))
+    try:
+        found = estimate(read_attempts(store), many, settings.serve.prices)
+    except ValueError as error:
+        raise UserError(f"{corpus}: {error}") from None
+    table = Table(title=f"captions of {many} clips", title_justify="left", box=SIMPLE)
+    for column in ("", "a clip", "in total", "+-"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, forecast in found.items():
+        numbers = (forecast.mean, forecast.total, forecast.spread)
+        table.add_row(name.replace("_", " "), *(f"{n:,.4g}" for n in numbers))
+    out.print(table)

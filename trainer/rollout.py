@@ -1,0 +1,256 @@
+"""A video, chunk by chunk: denoise over the cached memory, decode, remember.
+
+After a chunk is clean it is decoded, its low-resolution latents are made of the decoded pixels by the same
+function as those of the training data, and its memory tokens join the cache of each expert at noise level 0,
+with the prompt that it was generated with. Each expert has a compressor of its own; guidance needs a second
+cache, because memory tokens read the prompt too. What stays between chunks: caches (182 tokens a chunk at
+448x832), the streams of the codec, and two latents; nothing else grows with the video.
+Source: spec/worldplay2.md a.2, a.3, a.5, c.2, c.3, f.2, n.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.codec import lowres
+from trainer.codec.base import Cache, Codec
+from trainer.codec.condition import extend, image_condition
+from trainer.config import LATENTS_PER_PAIR, Preset
+from trainer.model.action import check_rows
+from trainer.model.attention import Backend
+from trainer.model.kvcache import EMPTY, CrossCache, KvCache, RawText, Text, check_horizon
+from trainer.model.layout import Kind, Layout, prefill, target
+from trainer.model.memory import MemoryState
+from trainer.model.wan import History, Inputs, Outputs, Plan, WanModel, make_plan
+from trainer.sampler import ManySteps, few_steps, guided, keyed_noise, many_steps
+from trainer.schedule import Block, PddSchedule, Sigma
+
+MASK_CHANNELS = 4
+NEGATIVE = -1
+"""Number of the negative prompt, among those of a scene."""
+
+
+class SceneError(ValueError):
+    """A scene that does not fit the model."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a video is made from.
+
+    image: [1, 3, 1, H, W] in [-1, 1]. actions: [1, T, 6]. texts: encoded prompts [n, text_dim], each without
+    padding. prompts: which of them each chunk reads. negative: what guidance leads away from.
+    """
+
+    image: Tensor
+    actions: Tensor
+    texts: tuple[Tensor, ...]
+    prompts: tuple[int, ...]
+    negative: Tensor
+
+    @property
+    def latents(self) -> int:
+        return self.actions.shape[1]
+
+
+class Chunk(NamedTuple):
+    """index; latents [1, 16, 4, H/8, W/8]; pixels [1, 3, 13 or 16, H, W] in [-1, 1]; bytes of all caches."""
+
+    index: int
+    latents: Tensor
+    pixels: Tensor
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a video is sampled. few: the four-step schedule, for weights with few-step heads; else `many`."""
+
+    seed: int = 0
+    many: ManySteps = field(default_factory=ManySteps)
+    few: PddSchedule | None = None
+
+
+@dataclass
+class _Branch:
+    """One expert under one text (the prompt, or the negative one): its cache, and keys of its texts.
+
+    texts: of the current prompt only; those of a prompt at full size are 0.42 GB.
+    """
+
+    model: WanModel
+    cache: KvCache = EMPTY
+    state: MemoryState | None = None
+    text_of: int | None = None
+    text: CrossCache | None = None
+
+
+@dataclass
+class _Condition:
+    """The image condition y at both sizes: the first latents, the last of which stands for all later ones."""
+
+    full: Tensor
+    low: Tensor
+
+    @staticmethod
+    def of(codec: Codec, image: Tensor) -> _Condition:
+        return _Condition(image_condition(codec, image), image_condition(codec, lowres.shrink(image)))
+
+    @staticmethod
+    def rows(head: Tensor, first: int, stop: int) -> Tensor:
+        """[1, 20, stop - first, h, w]: mask (ones at latent 0 only), then latents of the zero clip."""
+        y = extend(head, stop)[:, :, first:stop]
+        mask = torch.zeros_like(y[:, :MASK_CHANNELS])
+        if first == 0:
+            mask[:, :, 0] = 1.0
+        return torch.cat([mask, y], dim=1)
+
+
+@dataclass
+class Rollout:
+    """The experts at work on one scene.
+
+    Raises SceneError where the scene does not fit, HorizonError where the weights cannot place it.
+    """
+
+    preset: Preset
+    experts: Mapping[str, WanModel]
+    codec: Codec
+    scene: Scene
+    settings: Settings = field(default_factory=Settings)
+    backend: Backend = Backend.DENSE
+    _branches: dict[tuple[str, bool], _Branch] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        preset, scene, few = self.preset, self.scene, self.settings.few
+        if set(self.experts) != set(preset.experts):
+            raise SceneError(f"experts {', '.join(self.experts)} for a model of {', '.join(preset.experts)}")
+        if scene.latents % preset.chunk or len(scene.prompts) != scene.latents // preset.chunk:
+            raise SceneError(
+                f"{scene.latents} action rows and {len(scene.prompts)} prompts: "
+                f"give whole chunks of {preset.chunk}, and a prompt each"
+            )
+        if tuple(scene.image.shape[-2:]) != (preset.geometry.height, preset.geometry.width):
+            raise SceneError(f"image of {tuple(scene.image.shape[-2:])} for a picture of {preset.geometry}")
+        check_rows(scene.actions)
+        for name, model in self.experts.items():
+            check_horizon(scene.latents, model.config.max_latents)
+            if few is None and model.head.heads != 1:
+                raise SceneError(f"expert {name} has few-step heads: it needs the four-step schedule")
+        self._negatives = few is None and self.settings.many.guidance != 1.0
+        self._branches = {
+            (name, negative): _Branch(model)
+            for name, model in self.experts.items()
+            for negative in ((False, True) if self._negatives else (False,))
+        }
+        self._device = next(iter(self.experts.values())).patch_embedding.weight.device
+        self._actions = scene.actions.to(self._device)
+        self._negative = RawText(scene.negative.to(self._device)[None, None])
+
+    @torch.no_grad()
+    def chunks(self) -> Iterator[Chunk]:
+        """The video, a chunk at a time."""
+        scene, preset = self.scene, self.preset
+        condition = _Condition.of(self.codec, scene.image.to(self.codec.device))
+        condition = _Condition(condition.full.to(self._device), condition.low.to(self._device))
+        decoder: Cache | None = None
+        low_encoder: Cache | None = None
+        sink = last = torch.empty(0)
+        count = len(scene.prompts)
+        for index in range(count):
+            first, stop = index * preset.chunk, (index + 1) * preset.chunk
+            y = condition.rows(condition.full, first, stop)
+            clean = self._denoise(index, y)
+            pixels, decoder = self.codec.decode(clean.to(self.codec.device), decoder)
+            if index + 1 < count:  # the last chunk is nobody's memory
+                low, low_encoder = lowres.encode_chunk(self.codec, pixels, low_encoder)
+                pairs = (first // LATENTS_PER_PAIR, stop // LATENTS_PER_PAIR)
+                low = torch.cat([low.to(self._device), condition.rows(condition.low, *pairs)], dim=1)
+                full = torch.cat([clean, y], dim=1)
+                sink = full[:, :, : preset.sink] if index == 0 else sink
+                last = full[:, :, preset.chunk - preset.temporal :]
+                self._remember(index, full, low, sink, last)
+            yield Chunk(index, clean, pixels, self.cache_bytes)
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(branch.cache.bytes for branch in self._branches.values())
+
+    # --- denoising ----------------------------------------------------------------------------------------
+
+    def _denoise(self, index: int, y: Tensor) -> Tensor:
+        """Clean latents [1, 16, 4, h, w] of a chunk."""
+        shape = (1, 16, self.preset.chunk, *self.preset.geometry.latent)
+        seed, plan = self.settings.seed, self._plan(target(self.preset, index, index + 1), remembers=False)
+        noise = keyed_noise(shape, self._device, seed, index, "start")
+
+        def velocity(state: Tensor, sigma: Sigma) -> Tensor:
+            given = self._given(plan, torch.cat([state, y], dim=1), sigma)
+            expert = self.preset.expert(sigma)
+            conditional = self._run(expert, False, index, given).velocity
+            if not self._negatives:
+                return conditional
+            unconditional = self._run(expert, True, index, given).velocity
+            return guided(conditional, unconditional, self.settings.many.guidance)
+
+        def decode(state: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+            rows = self.experts[block.expert].head.rows(block).to(self._device)
+            given = self._given(plan, torch.cat([state, y], dim=1), block.sigma_start)
+            given = replace(given, rows=rows[None, None].expand(1, self.preset.chunk, -1, -1))
+            out = self._run(block.expert, False, index, given).prediction
+            assert out is not None
+            return out[:, 0], out[:, 1]
+
+        def fresh(block: int) -> Tensor:
+            return keyed_noise(shape, self._device, seed, index, f"renoise-{block}")
+
+        if self.settings.few is not None:
+            return few_steps(decode, noise, self.settings.few, fresh)
+        return many_steps(velocity, noise, self.settings.many)
+
+    def _remember(self, index: int, full: Tensor, low: Tensor, sink: Tensor, last: Tensor) -> None:
+        """Add chunk `index` to every cache. full: [1, 36, 4, H, W]; low: [1, 36, 2, H/4, W/4]."""
+        plan = self._plan(prefill(self.preset, index + 1, index), remembers=True)
+        latents = torch.cat([sink, last], dim=2) if plan.layout.count(Kind.SINK) else last
+        given = replace(self._given(plan, latents, None), keep=True)
+        for (expert, negative), branch in self._branches.items():
+            branch.cache = branch.cache.without_tail()
+            own = replace(given, history=History(full, low, branch.state))
+            out = self._run(expert, negative, index, own)
+            assert out.segment is not None
+            branch.cache, branch.state = branch.cache.extend(out.segment), out.memory
+
+    def _plan(self, layout: Layout, *, remembers: bool) -> Plan:
+        """Of a pass over the caches, whose layouts are the same in all branches."""
+        branch = next(iter(self._branches.values()))
+        cache = branch.cache.without_tail() if remembers else branch.cache
+        return make_plan(
+            branch.model.config, layout, context=cache.layout, backend=self.backend, device=self._device
+        )
+
+    def _given(self, plan: Plan, latents: Tensor, sigma: Sigma | None) -> Inputs:
+        """What all branches of a pass are given. latents: [1, 36, F, H, W]; sigma: of predicted frames."""
+        predicted = plan.layout.count(Kind.PRED)
+        level = torch.full((1, predicted), sigma or 0.0, dtype=torch.float64, device=self._device)
+        return Inputs(plan, latents, level, self._actions, self._negative)
+
+    def _run(self, expert: str, negative: bool, chunk: int, given: Inputs) -> Outputs:
+        """One pass of a branch with the prompt of a chunk, or with the negative one."""
+        branch = self._branches[expert, negative]
+        prompt = NEGATIVE if negative else self.scene.prompts[chunk]
+        text: Text | None = branch.text if branch.text_of == prompt else None
+        if text is None:
+            raw = self.scene.negative if negative else self.scene.texts[prompt]
+            text = RawText(raw.to(self._device)[None, None])
+        known = isinstance(text, CrossCache)
+        out: Outputs = branch.model(
+            replace(given, text=text, cache=branch.cache, keep=given.keep or not known)
+        )
+        if not known:
+            branch.text_of, branch.text = prompt, out.text
+        return out
