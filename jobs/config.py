@@ -16,6 +16,8 @@ from pipeline.caption.stage import CaptionConfig, ServeConfig
 from pipeline.clips.segments import ClipsConfig
 from pipeline.gates import GatesConfig
 from pipeline.ingest import IngestConfig
+from pipeline.latents.stage import LatentsConfig
+from pipeline.latents.text import TextConfig
 from pipeline.observe import ObserveConfig
 from pipeline.pose.stage import PoseConfig
 from pipeline.shards.write import ShardConfig
@@ -64,6 +66,10 @@ class CurateConfig(BaseModel):
         default=ServeConfig(), description="where a captioning model is served, and what it may cost"
     )
     engines: EngineConfig = Field(default=EngineConfig(), description="how --serve starts vLLM")
+    latents: LatentsConfig = Field(
+        default=LatentsConfig(), description="pictures as latents, in tars of their own"
+    )
+    text: TextConfig = Field(default=TextConfig(), description="prompts as embeddings, in tars of their own")
     select: Policy = Field(default=Policy(), description="which clips deserve training; rewrites no tar")
     shards: ShardConfig = Field(default=ShardConfig(), description="tars and index")
     run: RunConfig = Field(default=RunConfig(), description="how the run is carried out")

@@ -13,9 +13,9 @@ from jobs.config import CurateConfig, RunConfig
 from jobs.curate import Curator, Outcome
 from jobs.package import package_env
 from jobs.progress import Progress
-from jobs.runner import Pool, RayPool
+from jobs.runner import Lost, Pool, RayPool, RunnerError
 from jobs.select import CLIP_STAGES
-from jobs.stages import STAGES, Statistics, flow
+from jobs.stages import SHOWN, Statistics, flow, shards
 from pipeline.actions import Actions
 from pipeline.calibration import CAMERA, ROTATION, calibrate_cameras, calibrate_rotation
 from pipeline.caption.stage import Caption
@@ -23,10 +23,11 @@ from pipeline.catalogue import Catalogue
 from pipeline.clips.stage import Clips
 from pipeline.corpus import keep_apart, open_corpus, require_catalogue, sole_writer
 from pipeline.flow import Flow, StageOrderError, forget
+from pipeline.latents.fit import choose, fit_codec
+from pipeline.latents.stage import CODEC, Latents
 from pipeline.observe import Observe
 from pipeline.pose.stage import Pose
 from pipeline.quality.select import Report, select
-from pipeline.quality.stage import Quality
 from pipeline.recordings import clip_rows, recordings_of
 from pipeline.shards.stage import Shards
 from pipeline.shards.tiers import heal
@@ -55,14 +56,14 @@ def run_curate(
     """Run to the end, or to the first error that is not a clip's.
 
     only, anew: names of stages (StageOrderError for others). recalibrate: measure cameras and rotation rates
-    of every game again, as new versions. pool: None starts Ray.
-    Raises BudgetExceeded, CorpusError, SourceError, RunnerError.
+    of every game, and the linear codec, again, as new versions. pool: None starts Ray.
+    Raises BudgetExceeded, CorpusError, SourceError, RunnerError, CodecError.
     """
     kind, store = open_source(source, config.storage)
     corpus = open_corpus(corpus_url, config.storage, create=True)
     keep_apart(store, corpus)
     require_catalogue(corpus)
-    progress = Progress(STAGES, json_logs, console or Console(stderr=True))
+    progress = Progress(SHOWN, json_logs, console or Console(stderr=True))
     with sole_writer(corpus), progress:
         progress.enter("list")
         corpus.sweep()
@@ -71,9 +72,11 @@ def run_curate(
         listing = discover(kind, store, config.source)
         if anew == Clips.name:
             raise StageOrderError("a recording is cut once, when it is new: to cut again, make a new corpus")
-        # A wrong name is refused before anything starts.
-        if only != Clips.name and anew not in (None, Shards.name):
-            forget({}, flow(config, corpus, Statistics.newest(corpus), only).stages, anew)
+        # A wrong name, and a path without weights, are refused before anything starts.
+        if only != Clips.name:
+            stages = flow(config, corpus, Statistics.newest(corpus), only).stages
+            if anew not in (None, Shards.name):
+                forget({}, stages, anew)
         progress.enter("start")
         with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
             run = _Run(corpus, config, f"{kind}:{store.url}", used, progress, retry_failed)
@@ -84,8 +87,10 @@ def run_curate(
             )
             if only == Clips.name:
                 return _told(cutter.outcome, cutter, listing)
-            if only in (None, Shards.name, Actions.name, Quality.name, Caption.name):
+            if Actions.name in [stage.name for stage in stages]:
                 anew = run.calibrate(catalogue, anew, recalibrate)
+            if Latents.name in [stage.name for stage in stages]:
+                run.fit_codec(catalogue, recalibrate)
             if config.caption.source == "vlm" and only in (None, Shards.name, Caption.name):
                 anew = run.captions(catalogue, anew, address is None)
             whole = only in (None, Shards.name)
@@ -129,8 +134,8 @@ class _Run:
 
     def captions(self, catalogue: Catalogue, anew: str | None, local: bool) -> str | None:
         """Everything before captions, then captions, many at once. Returns what is still to be made anew."""
-        self._pass(catalogue, Quality.name, anew)
         work = flow(self.config, self.corpus, Statistics.newest(self.corpus), Caption.name)
+        self._pass(catalogue, work.stages[-2].name, anew)
         with captioning(work, self.config.engines, "", local, self.progress.console.print) as pool:
             first = anew if anew == Caption.name else None
             Curator(
@@ -144,7 +149,7 @@ class _Run:
                 first,
                 self.retry_failed,
             ).run(catalogue)
-        return anew if anew == Shards.name else None
+        return anew if anew in SHOWN[SHOWN.index(Caption.name) + 1 :] else None
 
     def select(self) -> Report:
         """Tiers for every clip, by the policy: an index is never left without."""
@@ -156,10 +161,10 @@ class _Run:
 
         return select(self.corpus, self.config.select, CLIP_STAGES, tell)
 
-    def curator(self, only: str | None, shards: bool, anew: str | None = None) -> Curator:
-        """A pass with the newest frozen records."""
+    def curator(self, only: str | None, whole: bool, anew: str | None = None) -> Curator:
+        """A pass with the newest frozen records. whole: to shards."""
         work = flow(self.config, self.corpus, Statistics.newest(self.corpus), only)
-        last = Shards(self.config.shards, self.corpus) if shards else None
+        last = shards(self.config, self.corpus) if whole else None
         return Curator(
             self.corpus,
             self.config,
@@ -186,11 +191,34 @@ class _Run:
             self._pass(catalogue, Pose.name, anew)
             rotation = calibrate_rotation(units(self.corpus), missing, self.config.source)
             freeze(self.corpus, ROTATION, RotationRates(rates=rates | rotation.rates))
-            return anew if anew in (Actions.name, Shards.name) else None
+            return anew if anew in SHOWN[SHOWN.index(Actions.name) :] else None
         return anew
 
+    def fit_codec(self, catalogue: Catalogue, everything: bool) -> None:
+        """Freeze the linear codec, where the config asks for one and none of its size is there yet.
+
+        The clips that it is fitted on are decoded in a worker. Raises RunnerError, with what is wrong, when
+        that comes to nothing; a corpus without a clip to fit on gets none.
+        """
+        config, held = self.config.latents, Statistics.newest(self.corpus).codec
+        there = held is not None and (held.height, held.width) == (config.height, config.width)
+        if config.codec.kind != "linear" or (there and not everything):
+            return
+        self._pass(catalogue, Observe.name, None)
+        self.progress.enter("fit codec")
+        self.pool.submit(CODEC, fit_codec, choose(units(self.corpus)), config)
+        results = []
+        while self.pool.busy:
+            results += self.pool.wait(0.5)
+            self.progress.tick()
+        found = results[0][1]
+        if isinstance(found, Lost):
+            raise RunnerError(f"the linear codec cannot be fitted: {found.reason}")
+        if found is not None:
+            freeze(self.corpus, CODEC, found)
+
     def _pass(self, catalogue: Catalogue, last: str, anew: str | None) -> None:
-        work = self.curator(last, shards=False)
+        work = self.curator(last, whole=False)
         if anew in [stage.name for stage in work.flow.stages]:
             work.anew = anew
         work.run(catalogue)

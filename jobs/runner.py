@@ -18,7 +18,7 @@ import ray.cloudpickle as cloudpickle
 import ray.exceptions as rx
 
 from pipeline.stage import one_line
-from schemas.errors import UserError
+from schemas.errors import StopRun, UserError
 
 SHARED_BYTES_MAX = 64 << 10
 """Stages are built from small configs; a larger closure means that data has crept into it (faults R1)."""
@@ -73,6 +73,8 @@ class InProcess:
         key, function, args = self._queue.popleft()
         try:
             return [(key, function(*args))]
+        except StopRun:
+            raise
         except Exception as error:  # noqa: BLE001 - a task that raises is an outcome, as it is on Ray
             return [(key, Lost(one_line(error), worker_died=False))]
 
@@ -177,6 +179,8 @@ def _result(ref: Any) -> Any:
     except (rx.WorkerCrashedError, rx.OutOfMemoryError, rx.NodeDiedError, rx.LocalRayletDiedError) as error:
         return Lost(one_line(error), worker_died=True)
     except rx.RayTaskError as error:
+        if isinstance(error.cause, StopRun):
+            raise error.cause from None
         return Lost(one_line(error.cause or error), worker_died=False)
     except rx.RayError as error:
         return Lost(one_line(error), worker_died=True)

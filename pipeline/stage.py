@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.store import Store, StoreError, sha256_file
 from schemas import SCHEMA_VERSION
 from schemas.clip import Clip
+from schemas.errors import StopRun
 from schemas.quality import Reason, Status, Verdict, because
 
 Fact = str | int | float | bool
@@ -148,11 +149,14 @@ def is_fresh(stage: Stage, clip: Clip, receipts: Mapping[str, Receipt]) -> bool:
 
 def run_unit(stage: Stage, unit: Unit, attempt: int = 1) -> Receipt:
     """Run one stage on one clip, publish its files, and answer with the receipt. Never raises for what is
-    wrong with the clip: an unexpected error becomes a failed outcome with the error in one line."""
+    wrong with the clip: an unexpected error becomes a failed outcome with the error in one line. Raises
+    StopRun, which is wrong for every clip."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="wp2-") as folder:
         try:
             result = stage.run(unit, Path(folder))
+        except StopRun:
+            raise
         except StoreError as error:
             result = Result(Verdict.failed(because(Reason.SOURCE_UNREADABLE, one_line(error))))
         except Exception as error:  # noqa: BLE001 - the one boundary where any error becomes an outcome

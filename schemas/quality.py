@@ -92,10 +92,13 @@ def because(reason: Reason, detail: str = "") -> str:
 
 
 VISUAL_RAWS: Mapping[str, str] = {
-    "edge_ratio": "gradient of strong edges at two scales: 2 sharp, 1 lost in blur",
+    "edge_ratio": (
+        "loss of edge gradients between two pairs of scales, in logs: 0.64 and more sharp, 0.5 blurred by "
+        "2 px of 640"
+    ),
     "structure": "share of the picture with structure, relative to its contrast",
-    "noise_luma": "sigma in the flattest tenth of the picture, in luma levels",
-    "noise_chroma": "the same of chroma, in the flattest quarter",
+    "noise_luma": "sigma of white noise in the flattest fifth of the picture, in luma levels",
+    "noise_chroma": "the same of chroma",
     "block_edges": "visible block sides on the 8-pixel grid over those elsewhere; about 1 without blocks",
     "evenness": "fine residual over energy: low where a codec has emptied blocks",
     "stops": "luma from the 2nd to the 98th percentile, as a power of two",

@@ -43,14 +43,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 `schemas.latents` describes those of the last two."""
 
 OPTIONAL = ("latents", "text")
-"""Families that a partition may be without. Their places in its index are then null, for all of its samples."""
+"""Families that a partition may be without: their places in its index are then null, in every row."""
 
 ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "actions.npy": ("float32", ("T", "6")),  # schemas.action.AXES; NaN where unknown
     "grid.npy": ("int32", ("G",)),  # frame of the media file shown at each entry of the 16 fps grid
     "poses.npy": ("float32", ("F", "3", "4")),  # camera-to-world, OpenCV axes; NaN where unknown
 }
-"""dtype and shape of each array of the annotations: T latents, G = 4T - 3 grid entries, F frames of the media file."""
+"""dtype and shape of each array of the annotations: T latents, G = 4T - 3 grid entries, F frames of the media
+file."""
 
 
 class ActionUnknown(BaseModel):
@@ -101,7 +102,7 @@ class Annotation(BaseModel):
     width: int
     height: int
     duration_s: float
-    latents: int = Field(description="T, action rows")
+    latent_frames: int = Field(description="T, action rows, and latents of the continuous stream")
     grid_jitter_max_s: float = Field(description="largest distance of a chosen frame from its grid time")
     pose_scale: Scale = Field(description="unit of the translations in poses.npy")
     pose_estimator: str = Field(description="what made the poses; none when there are none")
@@ -146,7 +147,7 @@ not a better one, in order, separated by |. The trainer's plan filters by the ti
 
 
 def index_schema() -> pa.Schema:
-    """Row of the index: one sample, its facts, and its place in each family (null where that is not there)."""
+    """Row of the index: one sample, its facts, and its place in each family, null where there is none."""
     facts = [
         ("sample_id", pa.string()),
         ("clip_id", pa.string()),
@@ -160,7 +161,7 @@ def index_schema() -> pa.Schema:
         ("width", pa.int32()),
         ("height", pa.int32()),
         ("duration_s", pa.float64()),
-        ("latents", pa.int32()),
+        ("latent_frames", pa.int32()),
     ]
     fields = [pa.field(n, t, nullable=False) for n, t in facts]
     fields += [pa.field(name, pa.string(), nullable=False) for name in UNSELECTED]

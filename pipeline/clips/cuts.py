@@ -2,9 +2,9 @@
 
 PySceneDetect's adaptive detector, fed frame by frame, names steps that stand out from their neighbours; with
 those that are large in themselves they are the suspects. A suspect is a cut when the scene behind it is
-another one (`scene`), no later frame within a flash's length shows the old scene again, and its neighbours do
-not change as much: a turn that is too fast to follow spreads over several steps, a cut is one.
-Source: spec/faults.md C5.
+another one (`scene`), within a flash's length no later frame shows the old scene and no earlier one the new,
+and its neighbours do not change as much: a turn that is too fast to follow, or an explosion, spreads over
+several steps, a cut is one. Source: spec/faults.md C5.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTHING = 0.03
 LITTLE = 0.06
 REPEATED = 0.05  # mean change of a picture that is shown again
 TINT = 20.0  # levels of mean colour: a flash changes at least one channel by this much, and gives it back
-BEFORE = 6  # frames kept before a suspect
+BEFORE = FLASH + 2  # frames kept before a suspect
 CLOCK = 30.0  # PySceneDetect wants a rate; frames are counted here, never timed
 
 
@@ -95,6 +95,10 @@ class Cuts:
             if j in frames and sameness(before.small, frames[j].small) >= SURELY_SAME:
                 self.flash.update(range(k, j))
                 return
+        for j in range(k - 2, k - FLASH - 2, -1):
+            if j in frames and sameness(frames[j].small, here.small) >= SURELY_SAME:
+                self.flash.update(range(j + 1, k))  # an explosion grows over some frames, and is gone at once
+                return
         if self._stands_alone(k, frames, same):
             self.cut.add(k)
 
@@ -118,16 +122,21 @@ class Cuts:
         shown = [frames[j] for j in sorted(frames) if j == k or frames[j].change > REPEATED]
         at = next(i for i, s in enumerate(shown) if s.index == k)
         beside = [shown[i] for i in (at - 1, at + 1) if 0 <= i < len(shown)]
-        # With fewer than two, the picture stands still on that side.
-        here, changes = shown[at].change, [s.change for s in beside] + [0.0] * (2 - len(beside))
+        here, changes = shown[at].change, [s.change for s in beside]
+        changes += [0.0] * (2 - len(beside))  # the picture stands still on that side
         if here >= ALONE * max(changes):
             return True
+        followed = [_step(frames, s.index) for s in sorted(beside, key=lambda s: s.change)]
         if same <= NOTHING and here >= max(*changes, ALONE * min(changes)):
-            return True  # a cut at the end of a turn, or at its beginning
+            return followed[-1] >= SAME  # a cut at the end of a turn, or at its beginning
         if same > LITTLE or here < BETWEEN * max(changes):
             return False
-        pairs = [(frames.get(s.index - 1), s) for s in beside]
-        return all(a is not None and sameness(a.small, b.small) >= SURELY_SAME for a, b in pairs)
+        return min(followed) >= SURELY_SAME
+
+
+def _step(frames: dict[int, _Seen], k: int) -> float:
+    """How well the scene can be followed from frame k - 1 to k."""
+    return sameness(frames[k - 1].small, frames[k].small) if k - 1 in frames else 0.0
 
 
 def _is_alike(before: Gray, after: Gray) -> bool:

@@ -138,13 +138,15 @@ def with_log(seen: Signals, states: Mapping[str, Bools], free: Bools | None, idl
     states: bool [F] for each of dead, menu and loading that the key map names. free: bool [F], the log knows
     that nothing is pressed; None where no log tells all inputs. Idle is more than idle_s in which nothing is
     pressed and next to nothing changes or, without a log, the picture stands still; and that is no card.
-    A jump of the picture into or inside of a death or a menu (red, a page) is no cut.
+    What the log calls a death or a menu is no loading card, and a jump of the picture into or inside of it
+    (red, a page) is no cut.
     """
     said = {name: getattr(seen, name) | state for name, state in states.items()}
     held = np.zeros(len(seen), np.bool_)
     for name in ("dead", "menu"):
         held |= states.get(name, held)
-    seen = replace(seen, cut=seen.cut & ~held, **said)
+    loading = said.get("loading", seen.loading) & ~held
+    seen = replace(seen, **said | {"cut": seen.cut & ~held, "loading": loading})
     quiet = seen.still.copy() if free is None else free & (seen.change < IDLE_CHANGE)
     quiet &= ~(seen.menu | seen.loading | seen.dead)
     idle = np.zeros(len(seen), np.bool_)

@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.clips.scene import SAME, SURELY_SAME, Gray, sameness, small
+from pipeline.clips.scene import SAME, Gray, sameness, small
 from pipeline.picture import Picture
 
 Floats = npt.NDArray[np.float32]
@@ -207,7 +207,7 @@ def step(world: Gray, card: Gray) -> Step:
 
 def is_back(before: Gray, after: Gray) -> bool:
     """Do both show one place?"""
-    return sameness(small(before), small(after)) >= SURELY_SAME
+    return sameness(small(before), small(after)) >= SAME
 
 
 def share_moved(a: Gray, b: Gray) -> float:

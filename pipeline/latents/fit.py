@@ -25,8 +25,6 @@ from schemas.quality import Status
 if TYPE_CHECKING:
     from trainer.codec.linear import Fit
 
-CODEC = "codec"
-"""Kind of the frozen record."""
 CLIPS, GROUPS = 16, 12
 """Clips, and groups of four frames of each, spread over it. Five clips of the footage pack give 0.6 dB more
 than the bars on four others (docs/codec.md); at 448x832 a group takes 0.1 s, all of them 20 s."""
@@ -48,10 +46,13 @@ def choose(units: Iterable[Unit]) -> list[Unit]:
 
 
 def fit_codec(units: Iterable[Unit], config: LatentsConfig) -> FittedCodec | None:
-    """The linear codec of these clips, at the size of the config; None when none of them can be used.
-    Raises CodecError on pictures that are all alike."""
+    """The linear codec of the clips that `choose` takes of these, at the size of the config; None when none
+    can be used. Raises CodecError on pictures that are all alike, StoreError on a clip without media."""
+    import torch
+
     from trainer.codec.linear import Fit
 
+    torch.set_num_threads(1)  # the same sums whatever the machine's count of cores
     fit, used = Fit(), []
     for unit in choose(units):
         table = read_frames(unit)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import cv2
 import numpy as np
@@ -23,6 +23,8 @@ from pipeline.latents.rows import RowWriter, half, write_array
 from pipeline.media import media, read_frames
 from pipeline.picture import Picture
 from pipeline.stage import Result, Unit
+from pipeline.statistics import newest
+from pipeline.store import Store
 from schemas import timeline
 from schemas.clip import Clip
 from schemas.latents import (
@@ -35,6 +37,7 @@ from schemas.latents import (
     segment_starts,
 )
 from schemas.quality import Reason, Verdict, because
+from schemas.sample import FAMILIES
 from trainer.codec.weights import CodecError, Precision, vae_identity
 
 if TYPE_CHECKING:  # torch takes seconds to load, and only the worker that encodes needs it
@@ -42,24 +45,18 @@ if TYPE_CHECKING:  # torch takes seconds to load, and only the worker that encod
 
     from trainer.codec.base import Cache, Codec
 
-MEMBERS = (
-    "latents.json",
-    "hr.npy",
-    "lr.npy",
-    "hr_y.npy",
-    "lr_y.npy",
-    "segments.npy",
-    "segments_y.npy",
-    "segments_at.npy",
-)
+CODEC = "codec"
+"""Kind of the frozen record of the linear codec."""
 
 
 class CodecConfig(BaseModel):
     """Which codec, and its weights: files on every machine that runs the stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    kind: Literal["linear", "wan"] = Field(
-        default="linear", description="linear: fitted on the corpus and frozen; wan: the Wan 2.1 VAE"
+    kind: Literal["none", "linear", "wan"] = Field(
+        default="none",
+        description="none: shards hold no latents; linear: fitted on the corpus and frozen; wan: the VAE of "
+        "Wan 2.1",
     )
     path: str | None = Field(
         default=None, description="wan: a diffusers folder with the VAE, or a Wan2.1_VAE.pth file"
@@ -70,7 +67,7 @@ class CodecConfig(BaseModel):
     @model_validator(mode="after")
     def _path(self) -> CodecConfig:
         if (self.kind == "wan") != (self.path is not None):
-            raise ValueError("kind wan needs a path, and kind linear has none")
+            raise ValueError(f"kind wan needs a path, and no other has one (kind is {self.kind})")
         return self
 
 
@@ -91,6 +88,20 @@ class LatentsConfig(BaseModel):
         return self
 
 
+class Encoding(BaseModel):
+    """What decides the bytes of the latents: LatentsConfig with the weights by value. Where they lie, and on
+    which device they run, makes no unit anew.
+
+    codec: identity of the codec; empty while the linear one has not been fitted.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    codec: str
+    height: int
+    width: int
+    segments: int
+
+
 class Latents:
     """Stage: the members of the latents family.
 
@@ -101,7 +112,8 @@ class Latents:
     latents.json                       LatentsNote
 
     y: the last of its n latents is that of every later one (`trainer.codec.condition`).
-    fitted: the frozen linear codec, by value; None where it has not been fitted yet.
+    fitted: the frozen linear codec; None where it has not been fitted yet. A worker that is sent this stage
+    reads the record of that identity from the corpus: it is larger than what a stage may weigh.
     Raises CodecError when the path of a VAE holds none.
     """
 
@@ -111,15 +123,21 @@ class Latents:
     reads: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: LatentsConfig, fitted: FittedCodec | None) -> None:
-        self.config: LatentsConfig = config
+        self._codec = config.codec
         self._fitted = fitted
         if config.codec.path is not None:
-            self._weights = vae_identity(Path(config.codec.path))
+            identity = f"{vae_identity(Path(config.codec.path))}-{config.codec.precision}"
         else:
-            self._weights = f"linear-{fitted.identity()}" if fitted else "linear"
+            identity = f"linear-{fitted.identity()}" if fitted else ""
+        self.config: Encoding = Encoding(
+            codec=identity, height=config.height, width=config.width, segments=config.segments
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_fitted": None}
 
     def frozen(self, clip: Clip) -> object:
-        return self._weights
+        return None  # the one codec of the corpus is part of `config`
 
     def run(self, unit: Unit, scratch: Path) -> Result:
         table = read_frames(unit)
@@ -129,13 +147,7 @@ class Latents:
         facts = unit.receipts["ingest"].facts
         config = self.config
         cover = Cover.of(int(facts["height"]), int(facts["width"]), config.height, config.width)
-        fitted = self._fitted
-        if fitted is not None and (fitted.height, fitted.width) != (config.height, config.width):
-            raise CodecError(
-                f"the linear codec was fitted at {fitted.height}x{fitted.width}, not at {config.height}x"
-                f"{config.width}: run `wp2 curate` to fit one"
-            )
-        codec = open_codec(config.codec, fitted)
+        codec = self._open(unit.corpus)
         starts = segment_starts(grid.latents, config.segments)
         high = CHANNELS, config.height // SPACE_STRIDE, config.width // SPACE_STRIDE
         low = CHANNELS, high[1] // 4, high[2] // 4
@@ -160,9 +172,34 @@ class Latents:
         (scratch / "latents.json").write_text(note.model_dump_json())
         return Result(
             Verdict.ok(),
-            {name: scratch / name for name in MEMBERS},
-            {"latents": grid.latents, "segments": note.segments, "codec": codec.identity},
+            {name: scratch / name for name in FAMILIES[self.name]},
+            {
+                "latents": grid.latents,
+                "segments": note.segments,
+                "height": note.height,
+                "width": note.width,
+                "codec": codec.identity,
+            },
         )
+
+    def _open(self, corpus: Store) -> Codec:
+        """The codec, which is that of `config` on this machine too. Raises CodecError."""
+        fitted = self._fitted
+        if fitted is None and self.config.codec and self._codec.kind == "linear":
+            fitted = newest(corpus, CODEC, FittedCodec)
+        size = self.config.height, self.config.width
+        if fitted is not None and (fitted.height, fitted.width) != size:
+            raise CodecError(
+                f"the linear codec was fitted at {fitted.height}x{fitted.width}, not at {size[0]}x{size[1]}: "
+                "run `wp2 curate` to fit one"
+            )
+        codec = open_codec(self._codec, fitted)
+        if codec.identity != self.config.codec:
+            raise CodecError(
+                f"the codec on this machine is {codec.identity}, that of the run {self.config.codec}: give "
+                "every machine the same files"
+            )
+        return codec
 
 
 _COVER = (

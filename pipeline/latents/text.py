@@ -20,21 +20,21 @@ from schemas.caption import prompts
 from schemas.clip import Clip
 from schemas.latents import NEGATIVE, TextNote, prompt_key
 from schemas.quality import Verdict
+from schemas.sample import FAMILIES
 from trainer.codec.weights import CodecError, Precision, TextKind, text_identity
 
 if TYPE_CHECKING:
     from trainer.codec.text import TextEncoder
-
-MEMBERS = ("text.json", "text.npy")
 
 
 class TextConfig(BaseModel):
     """Which text encoder, and its weights: a folder on every machine that runs the stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    kind: TextKind = Field(
-        default="minilm",
-        description="umt5: what the released model reads; minilm: a small one, for machines without",
+    kind: Literal["none"] | TextKind = Field(
+        default="none",
+        description="none: shards hold no text; umt5: what the released model reads; minilm: a small one, "
+        "where there are no weights",
     )
     path: str | None = Field(
         default=None,
@@ -49,7 +49,18 @@ class TextConfig(BaseModel):
     def _path(self) -> TextConfig:
         if self.kind == "umt5" and self.path is None:
             raise ValueError("kind umt5 needs a path")
+        if self.kind == "none" and self.path is not None:
+            raise ValueError("kind none has no path: name the encoder that is there")
         return self
+
+
+class Encoding(BaseModel):
+    """What decides the bytes of the embeddings: TextConfig with the weights by value. Where they lie, and on
+    which device they run, makes no unit anew."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    encoder: str
+    negative: str
 
 
 class Text:
@@ -62,14 +73,23 @@ class Text:
     reads: ClassVar[tuple[str, ...]] = ("perspective",)
 
     def __init__(self, config: TextConfig) -> None:
-        self.config: TextConfig = config
-        self._weights = text_identity(config.kind, Path(config.path) if config.path else None)
+        if config.kind == "none":
+            raise ValueError("a text stage needs an encoder: text.kind is none")
+        weights = text_identity(config.kind, Path(config.path) if config.path else None)
+        self.config: Encoding = Encoding(encoder=f"{weights}-{config.precision}", negative=config.negative)
+        self._kind: TextKind = config.kind
+        self._path, self._device, self._precision = config.path, config.device, config.precision
 
     def frozen(self, clip: Clip) -> object:
-        return self._weights
+        return None
 
     def run(self, unit: Unit, scratch: Path) -> Result:
-        encoder = open_encoder(self.config)
+        encoder = open_encoder(self._kind, self._path, self._device, self._precision)
+        if encoder.identity != self.config.encoder:
+            raise CodecError(
+                f"the text encoder on this machine is {encoder.identity}, that of the run "
+                f"{self.config.encoder}: give every machine the same files"
+            )
         wanted = {*prompts(read_unit_caption(unit), unit.clip.perspective), "", self.config.negative}
         texts = sorted(wanted, key=prompt_key)
         encoded = [encoder.encode(text) for text in texts]
@@ -89,7 +109,7 @@ class Text:
         write_array(scratch / "text.npy", rows)
         return Result(
             Verdict.ok(),
-            {name: scratch / name for name in MEMBERS},
+            {name: scratch / name for name in FAMILIES[self.name]},
             {
                 "prompts": len(texts),
                 "tokens": len(rows),
@@ -99,15 +119,15 @@ class Text:
         )
 
 
-def open_encoder(config: TextConfig) -> TextEncoder:
-    """The text encoder of a config. Raises CodecError without weights, or without the device."""
+def open_encoder(kind: TextKind, path: str | None, device: str, precision: Precision) -> TextEncoder:
+    """A text encoder, held for the next call. Raises CodecError without weights, or without the device."""
     import torch
 
-    if config.device == "cpu":
+    if device == "cpu":
         torch.set_num_threads(1)  # one worker a core
     elif not torch.cuda.is_available():
         raise CodecError("device is cuda and this machine has none: set device to cpu")
-    return _open(config.kind, config.path, config.device, config.precision)
+    return _open(kind, path, device, precision)
 
 
 @functools.lru_cache(maxsize=1)

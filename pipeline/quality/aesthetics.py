@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from schemas.errors import UserError
+from schemas.errors import StopRun
 
 PROXY = "proxy-colourfulness-contrast-1"
 """Name of what is not a judgement of beauty: how colourful and how contrasty a picture is."""
@@ -43,7 +43,7 @@ class AestheticsConfig(BaseModel):
         return self
 
 
-class ScorerError(UserError):
+class ScorerError(StopRun):
     """Weights that do not make a scorer, or a scorer whose answers cannot be aesthetic scores."""
 
 

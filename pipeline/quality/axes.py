@@ -37,11 +37,11 @@ SHARP_MIDDLE, SHARP_WIDTH = 0.60, 0.04
 """Edge ratio. Sharp pictures of every style 0.64-0.86; drawn ones blurred by a sigma of 1 px of 640:
 0.58-0.64, by 2: 0.47-0.51, by 4: 0.40; scaled up four times 0.51."""
 STRUCTURE_HALF = 0.08
-"""Structure. Doom 0.29-0.44, plain MiniWorld 0.20, drawn flat shapes 0.15, a bare wall under 0.03."""
+"""Structure. Doom 0.29-0.44, plain MiniWorld 0.20, drawn flat shapes 0.15-0.18, an even wall 0."""
 NOISE_HALF = 2.0
 """Sigma (8-bit levels) that halves the score: grain that is seen at a glance."""
 BLOCKS_FREE, BLOCKS_HALF = 1.25, 1.5
-"""Ratio of block sides on the grid to those elsewhere: 0.8-1.25 without visible blocks, crf 38: 2.3, crf
+"""Ratio of block sides on the grid to those elsewhere: 0.8-1.25 without visible blocks, crf 38: 2.1, crf
 51: 3.7, MPEG-4 at quantiser 31: 8.6."""
 EVEN_HALF = 0.1
 """Evenness of fine texture: 0.8 for noise, 0.27-0.53 in clean play, less where a codec drops the weak part

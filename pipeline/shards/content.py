@@ -32,9 +32,9 @@ Note = TypeVar("Note", bound=BaseModel)
 
 
 def check_annotation(row: Mapping[str, Any], members: Mapping[str, bytes]) -> Problems:
-    """Of the annotations. The JSON is strict (no repeated keys, no NaN, every key there with its own type) and
-    agrees with the index row; arrays load without pickle and have the dtype and shape of schemas.sample; the
-    grid shows frames that exist; unknown actions are exactly those that the JSON explains.
+    """Of the annotations. The JSON is strict (no repeated keys, no NaN, every key there with its own type)
+    and agrees with the index row; arrays load without pickle and have the dtype and shape of schemas.sample;
+    the grid shows frames that exist; unknown actions are exactly those that the JSON explains.
     """
     note, problems = _note(members, "json", Annotation)
     if note is None:
@@ -45,7 +45,7 @@ def check_annotation(row: Mapping[str, Any], members: Mapping[str, bytes]) -> Pr
         for name in _FACTS
         if facts[name] != row[name]
     ]
-    sizes = {"F": note.frames, "T": note.latents, "G": 4 * note.latents - 3}
+    sizes = {"F": note.frames, "T": note.latent_frames, "G": 4 * note.latent_frames - 3}
     arrays, wrong = _arrays(members, ARRAYS, lambda name, array: check_array(name, array, sizes))
     problems += wrong
     if problems:
@@ -69,7 +69,7 @@ def check_latents(row: Mapping[str, Any], members: Mapping[str, bytes]) -> Probl
     if note is None:
         return problems
     for name, here, there in (
-        ("latents", note.latents, row["latents"]),
+        ("latents", note.latents, row["latent_frames"]),
         ("source_height", note.source_height, row["height"]),
         ("source_width", note.source_width, row["width"]),
     ):
@@ -110,8 +110,8 @@ def check_latents(row: Mapping[str, Any], members: Mapping[str, bytes]) -> Probl
 
 
 def check_text(row: Mapping[str, Any], members: Mapping[str, bytes]) -> Problems:
-    """Of the text. The JSON is a strict TextNote whose keys are those of its prompts; each prompt has 1 to 512
-    rows, one behind the other, and together they are the array, whose values are finite.
+    """Of the text. The JSON is a strict TextNote whose keys are those of its prompts; each prompt has 1 to
+    512 rows, one behind the other, and together they are the array, whose values are finite.
     """
     note, problems = _note(members, "text.json", TextNote)
     if note is None:
@@ -177,7 +177,7 @@ def _refuse(constant: str) -> None:
 def _arrays(
     members: Mapping[str, bytes], names: Iterable[str], check: Callable[[str, np.ndarray], None]
 ) -> tuple[dict[str, np.ndarray], Problems]:
-    """The arrays of these names, each passed to `check`, which raises ValueError for what is wrong with it."""
+    """The arrays of these names, each passed to `check`, which raises ValueError for what is wrong."""
     arrays: dict[str, np.ndarray] = {}
     problems: Problems = []
     for name in names:

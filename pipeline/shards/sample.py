@@ -51,7 +51,7 @@ def _about(unit: Unit, split: str) -> dict[str, Fact]:
         "perspective": str(clip.perspective),
         "licence": clip.licence,
         **{name: ingest[name] for name in ("frames", "fps", "width", "height", "duration_s")},
-        "latents": unit.receipts["actions"].facts["latents"],
+        "latent_frames": unit.receipts["actions"].facts["latents"],
     }
 
 

@@ -63,9 +63,9 @@ class Shards:
         """Write one partition. members: sorted by clip id. held: the receipt of the last time.
 
         Tars of a family that the held receipt vouches for stay, and nothing that they hold is read; where the
-        media are written again, so is all else. A clip whose media cannot be read any more is taken out of the
-        tars that it stands in, or else left out: the receipt then has a reason "<clip id>: <why>" for it, and
-        is never fresh.
+        media are written again, so is all else. A clip whose media cannot be read any more is taken out of
+        the tars that it stands in, or else left out: the receipt then has a reason "<clip id>: <why>" for it,
+        and is never fresh.
         Raises StoreError or ShardError.
         """
         started = time.perf_counter()

@@ -71,9 +71,9 @@ class Sample:
     """One sample to write.
 
     facts: the index columns, without sample_id, tiers and places.
-    members: content by suffix, for every suffix of every family of the partition (a kept one's may be absent):
-        bytes, or a local file that is streamed and must stay until the writer asks for the next sample (a
-        generator may hold it open that long).
+    members: content by suffix, for every suffix of every family of the partition (a kept one's may be
+        absent): bytes, or a local file that is streamed and must stay until the writer asks for the next
+        sample (a generator may hold it open that long).
     """
 
     sample_id: str

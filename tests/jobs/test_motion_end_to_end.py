@@ -33,7 +33,8 @@ def recordings(footage: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (CLIP, "loop03_turn180_deathmatch_offpath"):
         (folder / f"{name}.mp4").symlink_to(footage / f"{name}.mp4")
         log = pd.read_csv(footage / f"{name}.truth.csv")
-        kept = [c for c in log if c.startswith(("MOVE_", "TURN_", "mouse_")) or c in ("JUMP", "SPEED", "DEAD")]
+        plain = ("JUMP", "SPEED", "DEAD")
+        kept = [c for c in log if c.startswith(("MOVE_", "TURN_", "mouse_")) or c in plain]
         log[[c for c in kept if "DELTA" not in c]].to_csv(folder / f"{name}.truth.csv", index=False)
     return folder
 

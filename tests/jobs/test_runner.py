@@ -16,7 +16,9 @@ from jobs.config import CurateConfig
 from jobs.package import PACKAGES, package_env
 from jobs.runner import InProcess, Lost, Pool, RayPool, RunnerError
 from jobs.stages import Statistics, flow
+from pipeline.quality.aesthetics import AestheticsConfig, load_scorer
 from pipeline.store import Store
+from schemas.errors import StopRun
 
 
 def answers(pool: Pool, tasks: list[int]) -> dict[int, object]:
@@ -53,6 +55,15 @@ def test_a_dead_worker_is_told_from_a_task_that_raised(ray_pool: RayPool) -> Non
         found.update(ray_pool.wait(60.0))
     assert found["lives"] == 9
     assert found["dies"].worker_died
+
+
+def test_what_is_wrong_for_every_clip_ends_the_run(ray_pool: RayPool) -> None:
+    config = AestheticsConfig(clip_weights="/nowhere/clip.bin", head_weights="/nowhere/head.pth")
+    for pool in (InProcess(), ray_pool):
+        pool.submit("a", load_scorer, config)
+        with pytest.raises(StopRun, match="no weights at /nowhere"):
+            while pool.busy:
+                pool.wait(30.0)
 
 
 def test_no_more_tasks_than_the_limit_are_in_flight(ray_pool: RayPool) -> None:

@@ -19,13 +19,13 @@ from pipeline.shards.inventory import index_path, inventory_path, read_inventory
 from pipeline.shards.read import read_index
 from pipeline.shards.tiers import heal
 from pipeline.shards.verify import verify
-from pipeline.shards.write import write_partition, write_root
+from pipeline.shards.write import write_root
 from pipeline.store import Store, StoreError
 from schemas.policy import Policy
 from schemas.quality import Status
 from schemas.sample import UNSELECTED
 from tests.pipeline.selection_corpus import STAGES, Made, make
-from tests.pipeline.shards_corpus import CONFIG, PARTITION, samples, snapshot
+from tests.pipeline.shards_corpus import CONFIG, PARTITION, put, samples, snapshot
 
 STRICT = Policy(floor={"noise": 0.5})
 CONSOLE = Console(file=io.StringIO())
@@ -45,7 +45,7 @@ def corpus(tmp_path: Path) -> Store:
     ]
     refused = Made("refused", ends=("gates", Status.REJECTED, "frozen: one picture"))
     corpus = make(str(tmp_path / "corpus"), [*made, refused])
-    write_partition(corpus, PARTITION, samples(), CONFIG)
+    put(corpus, PARTITION, samples(), CONFIG)
     write_root(corpus)
     return corpus
 
@@ -104,7 +104,7 @@ def test_the_same_policy_again_writes_nothing_but_the_root(corpus: Store) -> Non
 def test_shards_that_are_written_again_get_their_tiers_back(corpus: Store) -> None:
     select(corpus)
     files = snapshot(corpus)
-    write_partition(corpus, PARTITION, samples(), CONFIG)
+    put(corpus, PARTITION, samples(), CONFIG)
     assert {t for t, _ in tiers(corpus).values()} == {"pending"}
     select(corpus)
     assert snapshot(corpus) == files
@@ -139,9 +139,9 @@ def test_a_kill_between_index_and_inventory_is_healed(
 def test_an_index_that_was_changed_otherwise_is_refused(corpus: Store) -> None:
     select(corpus)
     other = read_inventory(corpus, PARTITION)
-    write_partition(corpus, PARTITION, samples()[1:], CONFIG)
+    put(corpus, PARTITION, samples()[1:], CONFIG)
     data = corpus.read(index_path(PARTITION))
-    write_partition(corpus, PARTITION, samples(), CONFIG)
+    put(corpus, PARTITION, samples(), CONFIG)
     assert read_inventory(corpus, PARTITION).identity == other.identity
     corpus.write(index_path(PARTITION), data)
     before = corpus.read(inventory_path(PARTITION))
@@ -168,7 +168,7 @@ def test_the_funnel_is_shown_with_its_reasons(corpus: Store) -> None:
 
 
 def test_a_clip_that_is_in_no_shard_is_counted_there(corpus: Store) -> None:
-    write_partition(corpus, PARTITION, samples()[:10], CONFIG)
+    put(corpus, PARTITION, samples()[:10], CONFIG)
     report = select(corpus)
     assert {s.name: s.left for s in report.steps}["shards"] == {"not in a shard": 2}
     assert report.clips == sum(report.tiers.values()) + sum(n for s in report.steps for n in s.left.values())

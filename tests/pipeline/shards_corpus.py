@@ -11,14 +11,16 @@ from pathlib import Path
 import av
 import numpy as np
 
+from pipeline.geometry import Cover
 from pipeline.shards.write import Sample, ShardConfig, write_partition, write_root
 from pipeline.store import Store
 from schemas.action import AXES
-from schemas.caption import EventCategory, IntervalEvent, StructuredCaption
+from schemas.caption import EventCategory, IntervalEvent, StructuredCaption, prompts
 from schemas.clip import Perspective
+from schemas.latents import NEGATIVE, LatentsNote, TextNote, prompt_key
 from schemas.pose import Scale
 from schemas.quality import Unknown
-from schemas.sample import ActionUnknown, Annotation, index_schema
+from schemas.sample import FAMILIES, ActionUnknown, Annotation, index_schema
 from schemas.timeline import grid, intervals, latents_of
 
 FOOTAGE = Path(os.environ.get("WP2_FOOTAGE", Path(__file__).parents[3] / "shared/data/footage"))
@@ -26,8 +28,11 @@ CLIPS = [
     *("odd_64x36", "q_compress_crf51", "q_compress_crf38", "q_noise_10", "tc_h264_10bits", "tc_h265_video"),
     *("bad04_menu", "odd_hevc10", "odd_exactly_150f", "odd_60fps", "odd_short_140f", "odd_637x359_yuv444"),
 ]
-CONFIG = ShardConfig(target_bytes={"media": 640_000, "annotations": 60_000})
+CONFIG = ShardConfig(
+    target_bytes={"media": 640_000, "annotations": 60_000, "latents": 240_000, "text": 24_000}
+)
 PARTITION = "g0000-p00000"
+put = functools.partial(write_partition, families=tuple(FAMILIES))
 
 
 @functools.cache
@@ -76,7 +81,7 @@ def sample(name: str, path: Path, number: int) -> Sample:
         width=width,
         height=height,
         duration_s=float(seconds),
-        latents=latents,
+        latent_frames=latents,
         grid_jitter_max_s=float(np.abs(shown.jitter_s).max()),
         pose_scale=Scale.UNKNOWN,
         pose_estimator="given",
@@ -94,8 +99,49 @@ def sample(name: str, path: Path, number: int) -> Sample:
         "actions.npy": npy(actions),
         "grid.npy": npy(shown.frames.astype(np.int32)),
         "poses.npy": npy(poses),
+        **_latents(Cover.of(height, width, 64, 64), latents, number),
+        **_text(note.caption, note.perspective, number),
     }
     return Sample(name, facts, members)
+
+
+def _latents(cover: Cover, latents: int, number: int) -> dict[str, bytes]:
+    """Latents of another codec a sample, noise. The clips are too short for segments."""
+    rng = np.random.default_rng(number)
+    sides = {name: getattr(cover, name) for name in LatentsNote.model_fields if hasattr(cover, name)}
+    note = LatentsNote(codec=f"codec-{number}", latents=latents, segments=0, **sides)
+    shapes = {
+        "hr.npy": (latents, 16, 8, 8),
+        "lr.npy": (latents // 2, 16, 2, 2),
+        "hr_y.npy": (2 + number % 3, 16, 8, 8),
+        "lr_y.npy": (1, 16, 2, 2),
+        "segments.npy": (0, 32, 16, 8, 8),
+        "segments_y.npy": (0, 1, 16, 8, 8),
+    }
+    arrays = {name: npy(rng.normal(size=shape).astype(np.float16)) for name, shape in shapes.items()}
+    return {
+        "latents.json": note.model_dump_json().encode(),
+        **arrays,
+        "segments_at.npy": npy(np.zeros(0, np.int32)),
+    }
+
+
+def _text(caption: StructuredCaption, perspective: Perspective, number: int) -> dict[str, bytes]:
+    """Embeddings of 16 numbers a token: as many tokens as the prompt has words, and the end."""
+    texts = sorted({*prompts(caption, perspective), "", NEGATIVE}, key=prompt_key)
+    tokens = [len(text.split()) + 1 for text in texts]
+    note = TextNote(
+        encoder="words",
+        width=16,
+        negative=prompt_key(NEGATIVE),
+        keys=tuple(map(prompt_key, texts)),
+        prompts=tuple(texts),
+        starts=tuple(int(n) for n in np.cumsum([0, *tokens[:-1]])),
+        tokens=tuple(tokens),
+        cut=(False,) * len(texts),
+    )
+    rows = np.random.default_rng(number).normal(size=(sum(tokens), 16)).astype(np.float16)
+    return {"text.json": note.model_dump_json().encode(), "text.npy": npy(rows)}
 
 
 def _caption(count: int, third: bool) -> StructuredCaption:
@@ -121,8 +167,8 @@ def write(corpus: Store, config: ShardConfig = CONFIG) -> None:
     corpus.write("corpus.json", b'{"schema_version": 1}\n')
     corpus.write("catalogue/g0000.parquet", b"catalogue of generation 0" * 20)
     corpus.write("statistics/rotation-v0.json", b'{"fdoom_keys": 123.0}\n')
-    write_partition(corpus, PARTITION, samples(), config)
-    write_partition(corpus, "g0000-p00001", [], config)
+    put(corpus, PARTITION, samples(), config)
+    put(corpus, "g0000-p00001", [], config)
     write_root(corpus)
 
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shards_corpus import CONFIG, PARTITION, samples, snapshot, write
+from shards_corpus import CONFIG, PARTITION, put, samples, snapshot, write
 
 from pipeline.shards.read import read_index
 from pipeline.shards.verify import verify
-from pipeline.shards.write import Sample, write_partition
+from pipeline.shards.write import Sample
 from pipeline.store import Store
 
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir")
@@ -43,7 +43,7 @@ def write_and_die(url: str, at_event: int, slow: bool) -> None:
 
     samples()
     sys.addaudithook(hook)
-    write_partition(Store(url), PARTITION, slowly() if slow else samples(), CONFIG)
+    put(Store(url), PARTITION, slowly() if slow else samples(), CONFIG)
 
 
 def run(url: str, at_event: int = 0, after_s: float | None = None) -> int:
@@ -61,7 +61,7 @@ def run(url: str, at_event: int = 0, after_s: float | None = None) -> int:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     corpus = Store(str(tmp_path_factory.mktemp("kill") / "corpus"))
-    write_partition(corpus, PARTITION, samples(), CONFIG)
+    put(corpus, PARTITION, samples(), CONFIG)
     return snapshot(corpus)
 
 
@@ -71,7 +71,7 @@ def check_after_kill(corpus: Store, whole: dict[str, bytes]) -> None:
     if f"index/{PARTITION}.json" in left:
         assert left == whole, "the inventory was there before all that it names"
     corpus.sweep()
-    write_partition(corpus, PARTITION, samples(), CONFIG)
+    put(corpus, PARTITION, samples(), CONFIG)
     assert snapshot(corpus) == whole
     files = [p for p in Path(corpus.root).rglob("*") if p.is_file()]
     assert len(files) == len(whole), "temporaries are left"
@@ -106,7 +106,7 @@ def test_a_kill_in_a_rewrite_with_other_samples_never_leaves_an_inventory_that_l
     for i in range(3):
         corpus = Store(str(tmp_path / str(i)))
         write(corpus)
-        write_partition(corpus, PARTITION, samples()[2:], CONFIG)
+        put(corpus, PARTITION, samples()[2:], CONFIG)
         run(corpus.url, at_event=rng.randint(10, 50))
         told = read_index(corpus)  # refuses an index that its inventory does not name
         problems = [f for f in verify(corpus) if f.path.startswith("shards/") and told.num_rows]

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import s3fs
-from shards_corpus import CONFIG, PARTITION, content, samples, snapshot, write
+from shards_corpus import CONFIG, PARTITION, content, put, samples, snapshot, write
 
 from pipeline.shards.check import Finding
 from pipeline.shards.read import CorruptMember, read_index, read_sample
 from pipeline.shards.tar import ShardError
 from pipeline.shards.verify import verify
-from pipeline.shards.write import write_partition
 from pipeline.store import Store
 from schemas.sample import FAMILIES
 
@@ -59,12 +58,12 @@ def test_damage_on_an_object_store_is_named(bucket: Store) -> None:
 def test_a_write_that_fails_leaves_no_object_for_what_it_did_not_finish(bucket: Store) -> None:
     other = Store("s3://bucket/other", bucket.options)
     with pytest.raises(ShardError):
-        write_partition(other, PARTITION, [samples()[0], samples()[0]], CONFIG)
+        put(other, PARTITION, [samples()[0], samples()[0]], CONFIG)
     assert other.list() == []
 
 
 def test_a_shorter_rewrite_removes_objects_that_are_left_over(bucket: Store) -> None:
     other = Store("s3://bucket/shorter", bucket.options)
     write(other)
-    write_partition(other, PARTITION, samples()[:2], CONFIG)
+    put(other, PARTITION, samples()[:2], CONFIG)
     assert [s.path for s in other.list("shards/media")] == [f"shards/media/{PARTITION}-0000.tar"]

@@ -13,13 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shards_corpus import CONFIG, PARTITION, samples, snapshot, write
+from shards_corpus import CONFIG, PARTITION, put, samples, snapshot, write
 
 from pipeline.shards.check import Finding
 from pipeline.shards.inventory import ROOT, Inventory, file_entry, inventory_path, seal, unseal
 from pipeline.shards.read import read_index
 from pipeline.shards.verify import verify
-from pipeline.shards.write import write_partition, write_root
+from pipeline.shards.write import write_root
 from pipeline.store import Store
 from schemas.sample import FAMILIES, index_schema
 
@@ -134,13 +134,13 @@ def test_every_added_file_is_named(corpus: Store, path: str) -> None:
 
 
 def test_a_partition_that_the_root_does_not_name_is_named(corpus: Store) -> None:
-    write_partition(corpus, "g0001-p00000", [], CONFIG)
+    put(corpus, "g0001-p00000", [], CONFIG)
     (finding,) = verify(corpus)
     assert finding.path == inventory_path("g0001-p00000") and "root does not name it" in finding.problem
 
 
 def test_a_rewritten_partition_without_a_new_root_is_named(corpus: Store) -> None:
-    write_partition(corpus, PARTITION, samples()[:3], CONFIG)
+    put(corpus, PARTITION, samples()[:3], CONFIG)
     (finding,) = verify(corpus)
     assert finding.path == inventory_path(PARTITION)
     write_root(corpus)
@@ -232,7 +232,7 @@ def test_a_file_that_is_no_tar_any_more_names_every_member(corpus: Store) -> Non
 
 
 def test_a_sample_in_two_partitions_is_named(corpus: Store) -> None:
-    write_partition(corpus, "g0001-p00000", samples()[:1], CONFIG)
+    put(corpus, "g0001-p00000", samples()[:1], CONFIG)
     write_root(corpus)
     (finding,) = verify(corpus)
     assert samples()[0].sample_id in finding.problem and "2 partitions" in finding.problem

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shards_corpus import CONFIG, PARTITION, content, npy, samples, snapshot, write
+from shards_corpus import CONFIG, PARTITION, content, npy, put, samples, snapshot, write
 
 from pipeline.shards.inventory import Inventory, inventory_path, unseal, whole
 from pipeline.shards.read import read_index, read_sample
 from pipeline.shards.tar import ShardError, TarWriter
 from pipeline.shards.verify import verify
-from pipeline.shards.write import Sample, ShardConfig, write_partition
+from pipeline.shards.write import Sample, ShardConfig
 from pipeline.store import Store, StoreError
 from schemas.sample import FAMILIES
 
@@ -69,7 +69,7 @@ def test_headers_say_nothing_of_when_and_by_whom(corpus: Store) -> None:
 
 
 def test_inventory_holds_size_and_sha256_of_what_was_published(corpus: Store) -> None:
-    inventory = write_partition(corpus, PARTITION, samples(), CONFIG)
+    inventory = put(corpus, PARTITION, samples(), CONFIG)
     assert inventory == unseal(corpus.read(inventory_path(PARTITION)), Inventory, "")
     assert inventory.samples == len(samples())
     for entry in inventory.files:
@@ -78,21 +78,21 @@ def test_inventory_holds_size_and_sha256_of_what_was_published(corpus: Store) ->
 
 
 def test_a_new_tar_starts_where_the_target_would_be_passed(corpus: Store) -> None:
-    inventory = write_partition(corpus, PARTITION, samples(), CONFIG)
+    inventory = put(corpus, PARTITION, samples(), CONFIG)
     media = [t for t in inventory.tars if "/media/" in t.path]
     assert len(media) == 3
     assert all(t.bytes <= CONFIG.target_bytes["media"] for t in media)
 
 
 def test_a_sample_larger_than_the_target_gets_a_tar_of_its_own(corpus: Store) -> None:
-    inventory = write_partition(
+    inventory = put(
         corpus, PARTITION, samples(), ShardConfig(target_bytes=dict.fromkeys(FAMILIES, 1))
     )
     assert len(inventory.tars) == len(FAMILIES) * len(samples())
 
 
 def test_no_samples_make_an_index_and_an_inventory_and_no_tar(corpus: Store) -> None:
-    inventory = write_partition(corpus, PARTITION, [], ONE_TAR)
+    inventory = put(corpus, PARTITION, [], ONE_TAR)
     assert (inventory.samples, inventory.tars) == (0, ())
     assert read_index(corpus).num_rows == 0
     assert [s.path for s in corpus.list()] == [f"index/{PARTITION}.json", f"index/{PARTITION}.parquet"]
@@ -101,14 +101,14 @@ def test_no_samples_make_an_index_and_an_inventory_and_no_tar(corpus: Store) -> 
 @pytest.mark.parametrize("name", ["clip_v1.2_w000", "Clip", "a b", "дом", "", "a/b", "x" * 97])
 def test_an_illegal_key_raises_and_leaves_nothing(corpus: Store, name: str) -> None:
     with pytest.raises(ShardError, match="must match"):
-        write_partition(corpus, PARTITION, [renamed(samples()[0], name)], ONE_TAR)
+        put(corpus, PARTITION, [renamed(samples()[0], name)], ONE_TAR)
     assert snapshot(corpus) == {}
     assert corpus.sweep() == 0
 
 
 def test_the_longest_legal_key_reads_back(corpus: Store) -> None:
     sample = renamed(samples()[0], "z" * 96)
-    inventory = write_partition(corpus, PARTITION, [sample], ONE_TAR)
+    inventory = put(corpus, PARTITION, [sample], ONE_TAR)
     tar = next(t.path for t in inventory.tars if "annotations" in t.path)
     assert names(corpus, tar)[1] == "z" * 96 + ".actions.npy"
     (row,) = read_index(corpus).to_pylist()
@@ -119,7 +119,7 @@ def test_unsorted_and_repeated_ids_raise(corpus: Store) -> None:
     first, second = samples()[:2]
     for wrong in ([second, first], [first, first]):
         with pytest.raises(ShardError, match="sorted by id, each once"):
-            write_partition(corpus, PARTITION, wrong, ONE_TAR)
+            put(corpus, PARTITION, wrong, ONE_TAR)
     assert snapshot(corpus) == {}
 
 
@@ -133,7 +133,7 @@ def test_a_missing_or_unknown_member_or_fact_raises(corpus: Store) -> None:
         (good.members, {**good.facts, "colour": 1}, "unknown fact colour"),
     ):
         with pytest.raises(ShardError, match=match):
-            write_partition(corpus, PARTITION, [Sample(good.sample_id, facts, members)], ONE_TAR)
+            put(corpus, PARTITION, [Sample(good.sample_id, facts, members)], ONE_TAR)
 
 
 def test_content_that_is_not_what_the_schema_says_is_never_published(corpus: Store) -> None:
@@ -152,14 +152,14 @@ def test_content_that_is_not_what_the_schema_says_is_never_published(corpus: Sto
     ):
         assert data != good.members[suffix]
         with pytest.raises(ShardError, match=match):
-            write_partition(corpus, PARTITION, [with_member(good, suffix, data)], ONE_TAR)
+            put(corpus, PARTITION, [with_member(good, suffix, data)], ONE_TAR)
     assert [p for p in snapshot(corpus) if "annotations" in p] == []
 
 
 def test_a_shorter_rewrite_removes_the_tars_that_are_left_over(corpus: Store) -> None:
     write(corpus)
     before = snapshot(corpus)
-    write_partition(corpus, PARTITION, samples()[:4], CONFIG)
+    put(corpus, PARTITION, samples()[:4], CONFIG)
     tars = [p for p in snapshot(corpus) if p.startswith("shards/")]
     assert len(tars) < len([p for p in before if p.startswith("shards/")])
     assert {r["sample_id"] for r in read_index(corpus).to_pylist()} == {s.sample_id for s in samples()[:4]}
@@ -172,7 +172,7 @@ def test_a_rewrite_that_fails_leaves_no_inventory_over_changed_tars(corpus: Stor
         return [*samples()[1:], samples()[0]]  # the last one is out of order, after tars were published
 
     with pytest.raises(ShardError):
-        write_partition(corpus, PARTITION, wrong(), CONFIG)
+        put(corpus, PARTITION, wrong(), CONFIG)
     assert not corpus.exists(inventory_path(PARTITION))
     write(corpus)
     assert verify(corpus) == []
@@ -182,14 +182,14 @@ def test_a_failed_rewrite_of_the_same_bytes_keeps_the_inventory(corpus: Store) -
     write(corpus)
     before = snapshot(corpus)
     with pytest.raises(ShardError):
-        write_partition(corpus, PARTITION, [*samples(), samples()[0]], CONFIG)
+        put(corpus, PARTITION, [*samples(), samples()[0]], CONFIG)
     assert snapshot(corpus) == before
 
 
 def test_a_path_and_its_bytes_make_the_same_tar(corpus: Store, tmp_path: Path) -> None:
     other = Store(str(tmp_path / "other"))
     held = [with_member(s, "mp4", content(s.members["mp4"])) for s in samples()]
-    assert write_partition(corpus, PARTITION, samples(), CONFIG) == write_partition(
+    assert put(corpus, PARTITION, samples(), CONFIG) == put(
         other, PARTITION, held, CONFIG
     )
 
@@ -217,7 +217,7 @@ def test_a_kept_family_needs_no_members_and_keeps_its_files(corpus: Store) -> No
     write(corpus)
     before = snapshot(corpus)
     media = {s.path: s.version for s in corpus.list("shards/media")}
-    write_partition(corpus, PARTITION, notes_only(samples()), CONFIG, keep=["media"])
+    put(corpus, PARTITION, notes_only(samples()), CONFIG, keep=["media"])
     assert snapshot(corpus) == before
     assert {s.path: s.version for s in corpus.list("shards/media")} == media
 
@@ -227,11 +227,11 @@ def test_a_family_is_kept_only_over_a_whole_partition_and_the_same_samples(corpu
     before = snapshot(corpus)
     for wrong in (samples()[1:], samples()[:-1], samples()[:3] + samples()[4:]):
         with pytest.raises(ShardError, match="the kept media tars hold sample"):
-            write_partition(corpus, PARTITION, notes_only(wrong), ONE_TAR, keep=["media"])
+            put(corpus, PARTITION, notes_only(wrong), ONE_TAR, keep=["media"])
         assert snapshot(corpus) == before
     corpus.remove(f"shards/media/{PARTITION}-0001.tar")
     with pytest.raises(StoreError, match="not whole"):
-        write_partition(corpus, PARTITION, notes_only(samples()), CONFIG, keep=["media"])
+        put(corpus, PARTITION, notes_only(samples()), CONFIG, keep=["media"])
 
 
 def test_whole_sees_every_missing_and_shortened_file_and_any_change_of_the_inventory(corpus: Store) -> None:
