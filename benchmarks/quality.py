@@ -4,8 +4,8 @@
     python -m benchmarks.quality cost [--frames 300] [--rounds 5]
 
 matrix: scores of every quality clip, then of the play. cost: CPU seconds of a pass at 1280x720 (made here:
-H.264, 3 B-frames) with the axes, without observers, and with the same measures in plain numpy on every frame.
-All sides run on one thread, interleaved; a ratio is the median over the rounds. Bar: 0.25 of null decoding.
+H.264, 3 B-frames) without observers, with each part of the analysis, and with the measures of the axes in
+plain numpy on every frame. All sides run on one thread, interleaved. Bar: quality 0.25 of null decoding.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -21,9 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.frames import SOURCE, make, own
+from pipeline.clips.signals import watch
 from pipeline.frames import frame_pass
+from pipeline.loops import Views
 from pipeline.picture import Picture, native_planes
+from pipeline.pose.tracks import Tracker
 from pipeline.quality.axes import AXES, RAWS, score
+from pipeline.quality.hashes import Hashes
 from pipeline.quality.looks import Look, Looks
 
 LADDERS = (
@@ -115,26 +120,46 @@ def steps(luma: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray(found)
 
 
+PARTS: dict[str, Callable[[Path], object]] = {
+    "null decoding": lambda path: frame_pass(path, []),
+    "axes and flags": look,
+    "hashes of copies": lambda path: frame_pass(path, [Hashes()]),
+    "views of loops": lambda path: frame_pass(path, [Views()]),
+    "cuts, menus, stills (the pass over recordings)": watch,
+    "tracks for vo": lambda path: frame_pass(path, [Tracker()]),
+    "the axes in plain numpy, every frame": lambda path: frame_pass(path, [Plain()]),
+}
+"""What is decoded for, each in a pass of its own; `wp2 curate` shares one decode among all but the cuts."""
+QUALITY = ("axes and flags", "hashes of copies")
+
+
 def cost(footage: Path, frames: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "720p.mp4"
         make(footage / SOURCE, path, frames, gop=60)
-        rows = []
-        for _ in range(rounds):
-            null, axes = own(lambda: frame_pass(path, [])), own(lambda: look(path))
-            rows.append((null, axes, own(lambda: frame_pass(path, [Plain()]))))
-    null, axes, plain = (statistics.median(row[i] for row in rows) / frames * 1e3 for i in range(3))
-    ours = statistics.median((row[1] - row[0]) / row[0] for row in rows)
-    theirs = statistics.median((row[2] - row[0]) / row[0] for row in rows)
-    print(f"{frames} frames of 1280x720, {rounds} rounds, CPU ms a frame (median)")
-    print(f"null decoding {null:.2f}, with the axes {axes:.2f}, with plain numpy on every frame {plain:.2f}")
-    print(f"axes / null decoding {ours:.3f} (bar 0.25); numpy / null decoding {theirs:.2f}")
-    print(f"numpy / axes {theirs / ours:.0f}")
+        rows = [
+            {name: own(lambda part=part: part(path)) for name, part in PARTS.items()} for _ in range(rounds)
+        ]
+    null = statistics.median(row["null decoding"] for row in rows)
+    print(f"{frames} frames of 1280x720, {rounds} rounds; null decoding {null / frames * 1e3:.2f} ms a frame")
+    print("what is added, as a share of null decoding (median over the rounds):")
+    share = {}
+    for name in list(PARTS)[1:]:
+        share[name] = statistics.median(
+            (row[name] - row["null decoding"]) / row["null decoding"] for row in rows
+        )
+        print(f"  {share[name]:6.3f}  {name}")
+    quality = sum(share[name] for name in QUALITY)
+    rest = ("views of loops", "cuts, menus, stills (the pass over recordings)")
+    print(f"quality metrics together {quality:.3f} (bar 0.25)")
+    whole, vo = quality + sum(share[n] for n in rest), share["tracks for vo"]
+    print(f"whole analysis without vo {whole:.3f}, and {vo:.3f} for vo")
+    print(f"numpy / axes {share['the axes in plain numpy, every frame'] / share['axes and flags']:.0f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("matrix", "cost"))
+    parser.add_argument("what", nargs="?", default="cost", choices=("matrix", "cost"))
     default = os.environ.get("WP2_FOOTAGE", "../shared/data/footage")
     parser.add_argument("--footage", type=Path, default=Path(default))
     parser.add_argument("--frames", type=int, default=300)

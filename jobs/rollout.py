@@ -282,5 +282,6 @@ def _image(path: Path, geometry: Geometry) -> Tensor:
     if bgr is None:
         raise RolloutError(f"image_path {path} is no picture that can be read")
     rgb: npt.NDArray[np.uint8] = np.ascontiguousarray(bgr[:, :, ::-1], np.uint8)
-    cover = Cover.of(*rgb.shape[:2], geometry.height, geometry.width)
+    height, width = rgb.shape[:2]
+    cover = Cover.of(height, width, geometry.height, geometry.width)
     return to_pixels(torch.from_numpy(cover.apply(rgb))[None])

@@ -16,7 +16,7 @@ def described(checkpoint: Checkpoint) -> Iterator[str]:
     """Lines of `inspect`: what it is, its sizes, and each expert's counts."""
     model, preset = checkpoint.preset.model, checkpoint.preset
     yield (
-        f"{checkpoint.path}: {checkpoint.contents.title}; names: {checkpoint.naming}; sizes: {preset.name}"
+        f"{checkpoint.path}: {checkpoint.contents.words}; names: {checkpoint.naming}; sizes: {preset.name}"
     )
     yield (
         f"  width {model.dim}, {model.layers} layers, {model.heads} heads, feed-forward {model.ffn}, "

@@ -32,7 +32,7 @@ from schemas.camera import Cameras
 from schemas.clip import Clip
 from schemas.policy import AXES as QUALITY_AXES
 from schemas.quality import Status
-from schemas.sample import FAMILIES
+from schemas.sample import FAMILIES, OPTIONAL
 from schemas.tables import TABLES
 from schemas.timeline import latent_ends
 
@@ -201,7 +201,23 @@ def _samples(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> lis
         }
         for row in index
         for family in FAMILIES
+        if row[family] is not None
     ]
+
+
+def _latents(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
+    ledger, out = Ledger(corpus).load(partition), []
+    for clip, _ in rows:
+        held = ledger.get(clip.clip_id, {})
+        latents, text = (
+            held[name].facts if name in held and held[name].status is Status.OK else {} for name in OPTIONAL
+        )
+        if latents or text:
+            about = {k: latents.get(k) for k in ("height", "width", "latents", "segments")}
+            about |= {k: text.get(k) for k in ("prompts", "tokens", "cut_prompts")}
+            names = {"codec": latents.get("codec", ""), "encoder": text.get("encoder", "")}
+            out.append({"clip_id": clip.clip_id, **names, **about})
+    return out
 
 
 def _selection(corpus: Store, partition: str, rows: list[tuple[Clip, str]]) -> list[Row]:
@@ -343,6 +359,7 @@ def _nullable(values: np.ndarray) -> pa.Array:
 _PER_PARTITION: dict[str, Callable[[Store, str, list[tuple[Clip, str]]], list[Row]]] = {
     "clips": _clips,
     "failures": _failures,
+    "latents": _latents,
     "samples": _samples,
     "selection": _selection,
     "segments": _segments,

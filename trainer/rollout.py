@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,7 +57,8 @@ class Scene:
         return self.actions.shape[1]
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """index; latents [1, 16, 4, H/8, W/8]; pixels [1, 3, 13 or 16, H, W] in [-1, 1]; bytes of all caches."""
 
     index: int

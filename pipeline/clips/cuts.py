@@ -150,9 +150,8 @@ def _bgr(picture: Picture, luma: Gray) -> npt.NDArray[np.uint8]:
     planes = [luma]
     for plane in (2, 1):
         chroma = native_planes(picture.limited)[plane]
-        # Every n-th sample, then the mean of what remains: the mean of all of a 720p plane takes five times
-        # as long, and the mean colour of a block of pixels needs no more.
-        step = max(1, chroma.shape[1] // (2 * size[0]))
+        # Every n-th sample: the mean of all of a 720p plane takes five times as long, and colour is coarse.
+        step = max(1, chroma.shape[1] // size[0])
         thin = np.ascontiguousarray(chroma[::step, ::step])
         planes.append(np.asarray(cv2.resize(thin, size, interpolation=cv2.INTER_AREA), np.uint8))
     return np.asarray(cv2.cvtColor(cv2.merge(planes), cv2.COLOR_YCrCb2BGR), np.uint8)

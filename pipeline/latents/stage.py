@@ -223,7 +223,8 @@ def open_codec(config: CodecConfig, fitted: FittedCodec | None) -> Codec:
     elif not torch.cuda.is_available():
         raise CodecError("device is cuda and this machine has none: set device to cpu")
     if config.path is not None:
-        return _open_wan(config.path, config.device, config.precision)
+        weights = vae_identity(Path(config.path))
+        return _open_wan(config.path, weights, config.device, config.precision)
     if fitted is None:
         raise CodecError("the linear codec of this corpus has not been fitted: run `wp2 curate` to its end")
     from trainer.codec.linear import Linear
@@ -232,7 +233,8 @@ def open_codec(config: CodecConfig, fitted: FittedCodec | None) -> Codec:
 
 
 @functools.lru_cache(maxsize=1)
-def _open_wan(path: str, device: str, precision: Precision) -> Codec:
+def _open_wan(path: str, weights: str, device: str, precision: Precision) -> Codec:
+    """weights: their name, so that other files at the same path are not taken for what is held."""
     from trainer.codec import wan
 
     return wan.load(Path(path), device, precision)

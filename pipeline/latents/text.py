@@ -127,11 +127,13 @@ def open_encoder(kind: TextKind, path: str | None, device: str, precision: Preci
         torch.set_num_threads(1)  # one worker a core
     elif not torch.cuda.is_available():
         raise CodecError("device is cuda and this machine has none: set device to cpu")
-    return _open(kind, path, device, precision)
+    weights = text_identity(kind, Path(path) if path else None)
+    return _open(kind, path, weights, device, precision)
 
 
 @functools.lru_cache(maxsize=1)
-def _open(kind: TextKind, path: str | None, device: str, precision: Precision) -> TextEncoder:
+def _open(kind: TextKind, path: str | None, weights: str, device: str, precision: Precision) -> TextEncoder:
+    """weights: their name, so that other files at the same path are not taken for what is held."""
     from trainer.codec import text
 
     return text.load(kind, Path(path) if path else None, device, precision)

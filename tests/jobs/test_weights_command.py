@@ -35,7 +35,7 @@ def wp2(*arguments: str | Path) -> tuple[int, str]:
         return 1, str(done.exception)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.exit_code, done.output
+    return done.exit_code, done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ Source: DESIGN 2 (Latents, Text); spec/worldplay2.md a.2, a.3, c.2, n.1, n.2.
 from __future__ import annotations
 
 import io
+import pickle
+import re
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,12 +26,14 @@ from pipeline.geometry import Cover, GeometryError
 from pipeline.ingest import Ingest, IngestConfig
 from pipeline.latents.fit import fit_codec
 from pipeline.latents.members import members
-from pipeline.latents.stage import Latents, LatentsConfig
+from pipeline.latents.stage import CODEC, Latents, LatentsConfig
 from pipeline.latents.text import Text, TextConfig
 from pipeline.media import read_frames
 from pipeline.picture import Picture
-from pipeline.stage import Artefact, Receipt, Unit, config_digest, is_fresh, run_unit
-from pipeline.store import Store, sha256_file
+from pipeline.shards.content import check_latents, check_text
+from pipeline.stage import Artefact, Receipt, Unit, is_fresh, run_unit
+from pipeline.statistics import freeze
+from pipeline.store import Store, StoreError, sha256_file
 from schemas import timeline
 from schemas.caption import SUBSETS, EventCategory, IntervalEvent, StructuredCaption, render, write_caption
 from schemas.clip import Clip, Perspective
@@ -51,9 +55,11 @@ from trainer.codec.linear import Linear
 from trainer.codec.weights import CodecError
 
 sys.path.append(str(Path(__file__).parents[1] / "trainer"))
-from tiny_codecs import tiny_vae, write_tiny_umt5
+from tiny_codecs import short_clip, tiny_vae, write_tiny_umt5
 
 SIZE = {"height": 64, "width": 128}
+LINEAR = LatentsConfig.model_validate({"codec": {"kind": "linear"}, **SIZE})
+MINILM = TextConfig(kind="minilm")
 DONE = {"config": "", "inputs": "", "status": Status.OK, "content": "a"}
 
 
@@ -82,15 +88,15 @@ def unit(footage: Path, tmp_path_factory: pytest.TempPathFactory) -> Unit:
 
 @pytest.fixture(scope="module")
 def codec(unit: Unit) -> FittedCodec:
-    assert fit_codec([], LatentsConfig(**SIZE)) is None
-    found = fit_codec([unit], LatentsConfig(**SIZE))
+    assert fit_codec([], LINEAR) is None
+    found = fit_codec([unit], LINEAR)
     assert found is not None and found.clips == ("c0",) and found.groups == 12
     return found
 
 
 @pytest.fixture(scope="module")
 def made(unit: Unit, codec: FittedCodec) -> tuple[Receipt, dict[str, np.ndarray]]:
-    receipt = run_unit(Latents(LatentsConfig(**SIZE), codec), unit)
+    receipt = run_unit(Latents(LINEAR, codec), unit)
     assert receipt.status is Status.OK, receipt.reasons
     with ExitStack() as held:
         done = replace(unit, receipts={**unit.receipts, "latents": receipt})
@@ -195,7 +201,7 @@ def test_the_same_clip_gives_the_same_bytes_and_never_more_than_a_chunk_at_once(
         return encode(self, pixels, cache)
 
     monkeypatch.setattr(Linear, "encode", watched)
-    again = run_unit(Latents(LatentsConfig(**SIZE), codec), unit)
+    again = run_unit(Latents(LINEAR, codec), unit)
     assert again.outputs == made[0].outputs and again.content == made[0].content
     assert most == 16
 
@@ -208,29 +214,97 @@ def test_the_note_maps_the_source_onto_what_was_encoded(
     assert (note.scaled_height, note.scaled_width, note.top, note.left) == (72, 128, 4, 0)
 
 
+ROW = {"latent_frames": 80, "height": 360, "width": 640}
+
+
+def test_members_that_are_not_what_they_should_be_are_named(
+    made: tuple[Receipt, dict[str, np.ndarray]], unit: Unit
+) -> None:
+    with ExitStack() as held:
+        done = replace(unit, receipts={**unit.receipts, "latents": made[0]})
+        good = {name: path.read_bytes() for name, path in members(done, "latents", held).items()}
+    assert check_latents(ROW, good) == []
+    arrays = made[1]
+    nan = arrays["hr"].copy()
+    nan[40, 3, 2, 1] = np.nan
+    for suffix, data, says in (
+        ("hr.npy", npy(nan), "not finite"),
+        ("hr.npy", npy(arrays["hr"][:-4]), "must be float16 .80, 16, 8, 16."),
+        ("lr.npy", npy(arrays["lr"].astype(np.float32)), "must be float16"),
+        ("hr_y.npy", npy(arrays["hr_y"][:0]), "must be float16"),
+        ("segments.npy", npy(arrays["segments"][:1]), "must be float16 .2, 32"),
+        ("segments_at.npy", npy(np.array([0, 47], np.int32)), r"begin at \[0, 47\], not \[0, 48\]"),
+        ("latents.json", good["latents.json"].replace(b'"top":4', b'"top":3'), "its crop is"),
+        ("latents.json", good["latents.json"].replace(b'"latents":80', b'"latents":76'), "the index says 80"),
+        ("latents.json", good["latents.json"].replace(b'"width":128', b'"width":100'), "multiples of 64"),
+        ("latents.json", good["latents.json"].replace(b'"top":4', b'"top":null'), "strict LatentsNote"),
+    ):
+        assert data != good[suffix]
+        found = check_latents(ROW, {**good, suffix: data})
+        assert any(name == suffix and re.search(says, problem) for name, problem in found), (says, found)
+    assert ("latents.json", "source_width is 640, the index says 854") in check_latents(
+        ROW | {"width": 854}, good
+    )
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def test_a_file_that_is_not_the_one_that_was_made_reaches_no_sample(
+    made: tuple[Receipt, dict[str, np.ndarray]], unit: Unit
+) -> None:
+    done = replace(unit, receipts={**unit.receipts, "latents": made[0]})
+    path = made[0].output("lr.npy").path
+    data = unit.corpus.read(path)
+    for bad, says in ((data[:-1], "cut short"), (data[:-1] + bytes([data[-1] ^ 1]), "is damaged")):
+        unit.corpus.write(path, bad)
+        with ExitStack() as held, pytest.raises(StoreError, match=f"{says}: run .* --from latents"):
+            members(done, "latents", held)
+    unit.corpus.write(path, data)
+
+
 def test_a_new_version_of_the_codec_makes_latents_anew(
     made: tuple[Receipt, dict[str, np.ndarray]], unit: Unit, codec: FittedCodec
 ) -> None:
     receipts = {**unit.receipts, "latents": made[0]}
-    assert is_fresh(Latents(LatentsConfig(**SIZE), codec), unit.clip, receipts)
+    assert is_fresh(Latents(LINEAR, codec), unit.clip, receipts)
     other = codec.model_copy(update={"clips": ("another",)})
-    assert not is_fresh(Latents(LatentsConfig(**SIZE), other), unit.clip, receipts)
-    larger = run_unit(Latents(LatentsConfig(height=128, width=128), codec), unit)
+    assert not is_fresh(Latents(LINEAR, other), unit.clip, receipts)
+    larger = run_unit(Latents(LINEAR.model_copy(update={"height": 128}), codec), unit)
     assert larger.status is Status.FAILED and "fitted at 64x128, not at 128x128" in larger.reasons[0]
-    unfitted = run_unit(Latents(LatentsConfig(**SIZE), None), unit)
+    unfitted = run_unit(Latents(LINEAR, None), unit)
     assert unfitted.status is Status.FAILED and "has not been fitted" in unfitted.reasons[0]
+
+
+def test_a_worker_reads_the_codec_from_the_corpus_and_takes_no_other(
+    made: tuple[Receipt, dict[str, np.ndarray]], unit: Unit, codec: FittedCodec
+) -> None:
+    """The record is 88 KB: more than a stage may weigh on its way to a worker."""
+    sent = pickle.dumps(Latents(LINEAR, codec))
+    assert len(sent) < 4096
+    freeze(unit.corpus, CODEC, codec)
+    assert run_unit(pickle.loads(sent), unit).outputs == made[0].outputs
+    freeze(unit.corpus, CODEC, codec.model_copy(update={"clips": ("another",)}))
+    other = run_unit(pickle.loads(sent), unit)
+    assert other.status is Status.FAILED and "that of the run linear-" in other.reasons[0]
 
 
 def test_wrong_settings_are_refused_by_name() -> None:
     for wrong, message in (
         ({"height": 100}, "multiples of 64, not 100x832"),
         ({"codec": {"kind": "wan"}}, "kind wan needs a path"),
-        ({"codec": {"path": "x"}}, "kind linear has none"),
+        ({"codec": {"kind": "linear", "path": "x"}}, "no other has one .kind is linear"),
+        ({"codec": {"path": "x"}}, "no other has one .kind is none"),
     ):
         with pytest.raises(ValidationError, match=message):
             LatentsConfig.model_validate(wrong)
     with pytest.raises(ValidationError, match="kind umt5 needs a path"):
         TextConfig.model_validate({"kind": "umt5"})
+    with pytest.raises(ValidationError, match="kind none has no path"):
+        TextConfig.model_validate({"path": "x"})
 
 
 # --- geometry and segments --------------------------------------------------------------------------------
@@ -301,7 +375,7 @@ def written(unit: Unit, receipt: Receipt) -> tuple[TextNote, np.ndarray]:
 
 def test_every_prompt_that_training_can_draw_has_its_embeddings(unit: Unit) -> None:
     done = captioned(unit, CAPTION)
-    note, rows = written(done, run_unit(Text(TextConfig()), done))
+    note, rows = written(done, run_unit(Text(MINILM), done))
     drawn = {render(CAPTION, Perspective.THIRD, i, keep) for keep in SUBSETS for i in range(3)}
     assert set(note.prompts) == drawn | {"", NEGATIVE} and len(note.prompts) == 6
     assert rows.dtype == np.float16 and rows.shape == (sum(note.tokens), 384) and note.width == 384
@@ -322,35 +396,38 @@ def test_every_prompt_that_training_can_draw_has_its_embeddings(unit: Unit) -> N
     assert float(door @ opened) > float(door @ cat) + 0.3
 
 
+def test_text_that_is_not_what_it_should_be_is_named(unit: Unit) -> None:
+    done = captioned(unit, CAPTION)
+    note, rows = written(done, run_unit(Text(MINILM), done))
+    good = {"text.json": note.model_dump_json().encode(), "text.npy": npy(rows)}
+    assert check_text({}, good) == []
+    keys = (*note.keys[1:], "f" * 16)
+    for wrong, says in (
+        ({"text.npy": npy(rows[:-1])}, "must be float16"),
+        ({"text.npy": npy(np.full_like(rows, np.inf))}, "not finite"),
+        ({"text.json": changed(note, keys=keys, negative=keys[0])}, "a key is not that of its prompt"),
+        ({"text.json": changed(note, starts=note.starts[::-1])}, "one behind the other"),
+        ({"text.json": changed(note, tokens=(0, *note.tokens[1:]))}, "1 to 512 tokens"),
+        ({"text.json": changed(note, prompts=tuple(p or "x" for p in note.prompts))}, "empty prompt"),
+        ({"text.json": changed(note, keys=note.keys[::-1])}, "strict TextNote .*keys are sorted"),
+    ):
+        found = check_text({}, good | wrong)
+        assert any(re.search(says, problem) for _, problem in found), (says, found)
+
+
+def changed(note: TextNote, **values: object) -> bytes:
+    return note.model_copy(update=values).model_dump_json().encode()
+
+
 def test_a_prompt_longer_than_the_encoder_is_cut_and_said_so(unit: Unit) -> None:
     long = CAPTION.model_copy(update={"scene": "wall " * 600, "events": (IntervalEvent(),)})
     done = captioned(unit, long)
-    receipt = run_unit(Text(TextConfig()), done)
+    receipt = run_unit(Text(MINILM), done)
     note, _ = written(done, receipt)
     assert receipt.facts["cut_prompts"] == sum(note.cut) == 2 and max(note.tokens) == 512
 
 
 # --- weights as a user gives them -------------------------------------------------------------------------
-
-
-def short_clip(footage: Path, folder: Path) -> Path:
-    """The first 30 frames of a pack clip: 13 entries of the grid, one chunk."""
-    path = folder / "short.mp4"
-    taken: list[np.ndarray] = []
-
-    class Take:
-        def see(self, index: int, picture: Picture) -> None:
-            if index < 30:
-                taken.append(picture.rgb)
-
-    frame_pass(footage / "odd_short_140f.mp4", [Take()])
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream("libx264", rate=35, options={"crf": "12"})
-        stream.height, stream.width, stream.pix_fmt = *taken[0].shape[:2], "yuv420p"
-        for rgb in taken:
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
-        out.mux(stream.encode(None))
-    return path
 
 
 def test_wan_and_umt5_from_disk_end_to_end(footage: Path, tmp_path: Path) -> None:
@@ -359,7 +436,8 @@ def test_wan_and_umt5_from_disk_end_to_end(footage: Path, tmp_path: Path) -> Non
     write_tiny_umt5(tmp_path / "umt5")
     unit = captioned(ingested(short_clip(footage, tmp_path), tmp_path), CAPTION)
     weights = {"kind": "wan", "path": str(tmp_path / "wan")}
-    stage = Latents(LatentsConfig.model_validate({"height": 64, "width": 64, "codec": weights}), None)
+    config = LatentsConfig.model_validate({"height": 64, "width": 64, "codec": weights})
+    stage = Latents(config, None)
     receipt = run_unit(stage, unit)
     assert receipt.status is Status.OK, receipt.reasons
     held = arrays(unit, receipt)
@@ -393,8 +471,14 @@ def test_wan_and_umt5_from_disk_end_to_end(footage: Path, tmp_path: Path) -> Non
     # Other weights at the same path are another unit.
     receipts = {**unit.receipts, "latents": receipt}
     tiny_vae(seed=1).save_pretrained(tmp_path / "wan" / "vae")
-    other = Latents(stage.config, None)
-    assert config_digest(other) == config_digest(stage)
+    other = Latents(config, None)
     assert is_fresh(stage, unit.clip, receipts) and not is_fresh(other, unit.clip, receipts)
+    # What was sent to a machine with other files fails there; the same files elsewhere are the same.
+    mixed = run_unit(stage, unit)
+    assert mixed.status is Status.FAILED and "give every machine the same files" in mixed.reasons[0]
+    tiny_vae().save_pretrained(tmp_path / "elsewhere" / "vae")
+    moved = {"kind": "wan", "path": str(tmp_path / "elsewhere"), "device": "cuda"}
+    stage = Latents(LatentsConfig.model_validate({"height": 64, "width": 64, "codec": moved}), None)
+    assert is_fresh(stage, unit.clip, receipts)
     with pytest.raises(CodecError, match=r"holds no config\.json"):
         Text(TextConfig(kind="umt5", path=str(tmp_path)))

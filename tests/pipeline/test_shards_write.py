@@ -85,9 +85,7 @@ def test_a_new_tar_starts_where_the_target_would_be_passed(corpus: Store) -> Non
 
 
 def test_a_sample_larger_than_the_target_gets_a_tar_of_its_own(corpus: Store) -> None:
-    inventory = put(
-        corpus, PARTITION, samples(), ShardConfig(target_bytes=dict.fromkeys(FAMILIES, 1))
-    )
+    inventory = put(corpus, PARTITION, samples(), ShardConfig(target_bytes=dict.fromkeys(FAMILIES, 1)))
     assert len(inventory.tars) == len(FAMILIES) * len(samples())
 
 
@@ -189,9 +187,7 @@ def test_a_failed_rewrite_of_the_same_bytes_keeps_the_inventory(corpus: Store) -
 def test_a_path_and_its_bytes_make_the_same_tar(corpus: Store, tmp_path: Path) -> None:
     other = Store(str(tmp_path / "other"))
     held = [with_member(s, "mp4", content(s.members["mp4"])) for s in samples()]
-    assert put(corpus, PARTITION, samples(), CONFIG) == put(
-        other, PARTITION, held, CONFIG
-    )
+    assert put(corpus, PARTITION, samples(), CONFIG) == put(other, PARTITION, held, CONFIG)
 
 
 def test_a_damaged_record_is_refused_whatever_byte_changes(corpus: Store) -> None:

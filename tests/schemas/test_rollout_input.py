@@ -161,7 +161,7 @@ def test_a_wrong_prompt_event_is_named_with_its_place(text: str, says: str) -> N
         ({"prompt": "a\u202eb"}, "unicode: U\\+202E"),
         ({"output_name": "../up"}, "output_name: '../up' is no plain file name"),
         ({"output_name": ".hidden"}, "no plain file name"),
-        ({"image_path": "a/.."}, "output_name: '0000_..'|no plain file name"),
+        ({"image_path": "my door.png"}, "output_name: '0000_my door' is no plain file name"),
     ],
 )
 def test_a_wrong_entry_is_named_with_its_place(changes: dict[str, Any], says: str) -> None:

@@ -138,7 +138,8 @@ def test_every_chunk_equals_one_masked_pass_over_what_was_generated(
             )
         assert out.prediction is not None and whole.prediction is not None
         apart = (out.prediction - whole.prediction).abs().max()
-        assert apart <= 1e-4 * whole.prediction.abs().max(), chunk
+        # 3e-7 is what rounding makes; the prompt of another chunk in memory alone makes 3e-5.
+        assert apart <= 3e-6 * whole.prediction.abs().max(), chunk
 
 
 def test_pixels_are_the_latents_decoded_in_one_stream(experts: dict[str, WanModel], codec: Codec) -> None:

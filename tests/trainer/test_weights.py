@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.model_support import noisy_expert
 from trainer.config import A14B, TINY
 from trainer.model.adapters import FILE, INDEX, AdapterError, Contents, Found, Naming, manifest, names
-from trainer.model.pdd_head import CompactHead, VelocityHead, bank_from_velocity, compact_from_bank
+from trainer.model.pdd_head import VelocityHead, bank_from_velocity, compact_from_bank
 from trainer.model.wan import WanModel
 from trainer.schedule import PddSchedule
 from trainer.weights.checkpoint import open_checkpoint
@@ -79,17 +81,19 @@ def test_the_library_reads_our_file_and_we_read_the_librarys(released: Path, tmp
         assert torch.equal(read_tensor(entry), theirs[name])
 
 
-def test_few_step_weights_keep_their_head(models: dict[str, WanModel], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Contents.COMPACT, Contents.BANK])
+def test_few_step_weights_keep_their_head(tmp_path: Path, kind: Contents) -> None:
     model = noisy_expert("high")
     assert isinstance(model.head, VelocityHead)
-    schedule = PddSchedule()
-    model.head = compact_from_bank(bank_from_velocity(model.head, 56), schedule.blocks_of("high"))
-    save({"single": model}, Found(Naming.NATIVE, Contents.COMPACT, TINY, 2), tmp_path / "fast")
-    (expert,) = open_checkpoint(tmp_path / "fast").experts
-    assert expert.found.contents is Contents.COMPACT
+    bank, blocks = bank_from_velocity(model.head, 56), PddSchedule().blocks_of("high")
+    model.head = bank if kind is Contents.BANK else compact_from_bank(bank, blocks)
+    heads = 56 if kind is Contents.BANK else 2
+    save({"single": model}, Found(Naming.NATIVE, kind, TINY, heads), tmp_path / "few")
+    (expert,) = open_checkpoint(tmp_path / "few").experts
+    assert (expert.found.contents, expert.found.heads) == (kind, heads)
     head = load(expert).head
-    assert isinstance(head, CompactHead)
-    assert torch.equal(head.block_weight, model.head.block_weight.bfloat16().float())
+    for mine, theirs in zip(head.bank(), model.head.bank()):
+        assert torch.equal(mine, theirs.bfloat16().float())
 
 
 def test_a_base_goes_through_diffusers_and_back_bit_by_bit(base: Path, tmp_path: Path) -> None:
@@ -283,6 +287,22 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(released: Path, t
     assert list(file.parent.iterdir()) == []
 
 
+def test_a_disk_without_room_is_seen_before_anything_is_written(
+    released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    with pytest.raises(WeightsError, match=r"needs 0.0 GB and its disk has 0.0: make room"):
+        convert(open_checkpoint(released), tmp_path / "o", Naming.NATIVE)
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_a_kill_left_behind_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / ".a.safetensors.partial").write_bytes(b"x" * 1000)
+    write(tmp_path / "a.safetensors", {"a": (2,)}, torch.float32, [("a", torch.ones(2))])
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+    assert read_header(tmp_path / "a.safetensors")["a"].shape == (2,)
+
+
 def test_zeros_take_no_room(tmp_path: Path) -> None:
     file = tmp_path / "z.safetensors"
     values = {"a": torch.zeros(64 << 20, dtype=torch.bfloat16), "b": torch.ones(5, dtype=torch.bfloat16)}
@@ -335,6 +355,7 @@ def test_a_full_size_expert_is_inspected_and_converted_in_8_gb(tmp_path: Path) -
         text, peak = measured("weights", "inspect", str(file))
         assert "1305 tensors, 17.46 B parameters, 34.92 GB" in text
         assert peak < PEAK
+        print(f"peak of inspect: {peak / 1e9:.2f} GB")
         text, peak = measured("weights", "convert", str(file), str(tmp_path / "out"))
         print(f"peak of convert: {peak / 1e9:.2f} GB")
         assert "1305 tensors, 17.46 B parameters, 34.92 GB" in text

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import torch
 
+from pipeline.frames import frame_pass
+from pipeline.picture import Picture
 from schemas.latents import FittedCodec
 from trainer.codec.linear import Fit
 
@@ -62,6 +65,26 @@ def write_tiny_umt5(folder: Path, seed: int = 0) -> None:
             vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0
         )
         UMT5EncoderModel(config).save_pretrained(folder)
+
+
+def short_clip(footage: Path, folder: Path) -> Path:
+    """The first 30 frames of a pack clip: 13 entries of the grid, one chunk."""
+    path = folder / "short.mp4"
+    taken: list[np.ndarray] = []
+
+    class Take:
+        def see(self, index: int, picture: Picture) -> None:
+            if index < 30:
+                taken.append(picture.rgb)
+
+    frame_pass(footage / "odd_short_140f.mp4", [Take()])
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=35, options={"crf": "12"})
+        stream.height, stream.width, stream.pix_fmt = *taken[0].shape[:2], "yuv420p"
+        for rgb in taken:
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
+        out.mux(stream.encode(None))
+    return path
 
 
 def blobs(frames: int, height: int, width: int, seed: int = 0) -> np.ndarray:

@@ -90,6 +90,7 @@ def load(path: Path, device: str = "cpu", precision: Precision = "float32") -> W
                 file.parent,
                 torch_dtype=_DTYPES[precision],
                 local_files_only=True,
+                low_cpu_mem_usage=False,  # the default, without the advice to install accelerate
                 output_loading_info=True,
             )
         except (OSError, ValueError, RuntimeError) as error:

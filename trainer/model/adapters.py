@@ -46,7 +46,7 @@ class Contents(StrEnum):
     BANK = "bank"  # few-step training: one head an interval
 
     @property
-    def title(self) -> str:
+    def words(self) -> str:
         return _TITLES[self]
 
 
@@ -189,7 +189,7 @@ def recognise(shapes: Mapping[str, Shape], where: str) -> tuple[Found, dict[str,
     check(
         shapes,
         {theirs: manifest(found)[ours] for ours, theirs in table.items()},
-        f"{where}, as {found.contents.title}",
+        f"{where}, as {found.contents.words}",
     )
     return found, dict(table)
 

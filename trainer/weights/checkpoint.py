@@ -58,7 +58,7 @@ class Checkpoint:
         kinds = {(e.found.naming, e.found.contents, e.found.preset.name) for e in self.experts}
         if len(kinds) > 1:
             what = " and ".join(
-                f"{e.name}: {e.found.contents.title}, {e.found.preset.name}" for e in self.experts
+                f"{e.name}: {e.found.contents.words}, {e.found.preset.name}" for e in self.experts
             )
             raise WeightsError(f"{self.path} has two experts of different kinds ({what})")
 

@@ -174,8 +174,9 @@ def _published(path: Path) -> Iterator[int]:
     if path.exists():
         raise WeightsError(f"{path} is there already: remove it, or choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    # One name for every try: what a kill left behind is overwritten.
+    partial = path.with_name(f".{path.name}.partial")
+    descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
     try:
         yield descriptor
         os.fsync(descriptor)
@@ -187,9 +188,9 @@ def _published(path: Path) -> Iterator[int]:
 
 def _write_sparse(descriptor: int, tensor: Tensor, place: int) -> int:
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    for block in flat.split(_BLOCK):
+    for block in torch.split(flat, _BLOCK):
         if block.any():
-            _write_at(descriptor, memoryview(block.numpy()), place)
+            _write_at(descriptor, memoryview(block.numpy().data), place)
         place += len(block)
     return place
 

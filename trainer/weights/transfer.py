@@ -6,6 +6,8 @@ Source: spec/worldplay2.md b (start of the action module), c.1, i.1, n.9.
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,8 +86,10 @@ def convert(
     for target in targets.values():
         if (target / FILE).exists():
             raise WeightsError(f"{target / FILE} is there already: remove it, or choose another folder")
+    kinds = {e.name: replace(e.found, naming=naming, contents=contents) for e in source.experts}
+    _check_room(folder, sum(2 * math.prod(s) for found in kinds.values() for s in manifest(found).values()))
     for expert in source.experts:
-        found = replace(expert.found, naming=naming, contents=contents)
+        found = kinds[expert.name]
         added = _Fresh(found.preset.model, expert.name, fresh)
 
         def tensor(name: str, expert: Expert = expert, added: _Fresh = added) -> Tensor:
@@ -96,6 +100,14 @@ def convert(
             return value
 
         _write(targets[expert.name], found, tensor)
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Raises WeightsError where the disk of a folder that is to be made has less room."""
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < size:
+        raise WeightsError(f"{folder} needs {size / 1e9:.1f} GB and its disk has {free / 1e9:.1f}: make room")
 
 
 def _folder(expert: str, naming: Naming) -> str:
@@ -212,7 +224,7 @@ def _diff(left: Expert, right: Expert, tick: Tick | None) -> Difference:
 def _distance(a: Tensor, b: Tensor) -> float:
     """Largest absolute difference; infinite where only one of two is a number."""
     largest = 0.0
-    for x, y in zip(a.flatten().split(_COMPARED), b.flatten().split(_COMPARED)):
+    for x, y in zip(torch.split(a.flatten(), _COMPARED), torch.split(b.flatten(), _COMPARED)):
         x, y = x.float(), y.float()
         same = (x == y) | (x.isnan() & y.isnan())
         apart = (x - y).abs()[~same]
