@@ -6,6 +6,7 @@ controls drawn on top.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,6 +103,8 @@ def run(weights: Path, input_file: Path, folder: Path, options: Options, tick: T
     texts = _Texts(_encoder(options), checkpoint.preset, str(input_file))
     scenes = [_scene(checkpoint, options, one, image, texts) for one, image in zip(asked, images)]
     experts = _load(checkpoint, options, tick)
+    if settings.few is None:  # takes seconds, which are not the first video's
+        importlib.import_module("diffusers.schedulers.scheduling_unipc_multistep")
     folder.mkdir(parents=True, exist_ok=True)
     for one, scene in zip(asked, scenes):
         yield _video(Rollout(preset, experts, codec, scene, settings), one, folder, tick)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ def caption(
     serve: Annotated[
         str, typer.Option(metavar="MODEL", help="start vLLM engines of this model for the run")
     ] = "",
-    engines: Annotated[int | None, typer.Option(min=1, help="engines to start; one a GPU if not given")] = None,
+    engines: Annotated[int | None, typer.Option(min=1, help="engines to start; default: one a GPU")] = None,
     budget_tokens: Annotated[int | None, typer.Option(min=0, help="end cleanly after so many tokens")] = None,
     address: AddressOpt = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="ask again for failed clips")] = False,
@@ -42,7 +41,9 @@ def caption(
         told = told.model_copy(update={"budget": told.budget.model_copy(update={"tokens": budget_tokens})})
     if bool(serve) == bool(told.endpoints):
         raise UserError("give --endpoint URL (or serve.endpoints in the config), or --serve MODEL")
-    started = settings.engines if engines is None else settings.engines.model_copy(update={"engines": engines})
+    started = settings.engines
+    if engines is not None:
+        started = started.model_copy(update={"engines": engines})
     outcomes = run_caption(
         corpus,
         settings.model_copy(update={"serve": told}),

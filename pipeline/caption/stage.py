@@ -43,8 +43,8 @@ class CaptionConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     source: Literal["none", "log", "vlm"] = Field(
         default="none",
-        description="none: what a clip has stays, and is empty where it has nothing; log: events of the game's "
-        "log; vlm: a served model"
+        description="none: what a clip has stays, empty where it has nothing; log: events of the game's log; "
+        "vlm: a served model",
     )
     model: str = Field(
         default="", description="name that the endpoints must serve; whatever they do if empty"
