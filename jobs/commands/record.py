@@ -18,6 +18,9 @@ def record(
     navigation: Annotated[int, typer.Option(help="exploration recordings")] = 4,
     loops: Annotated[int, typer.Option(help="walks that come back to their start")] = 1,
     events: Annotated[int, typer.Option(help="doors, pick-ups and fights")] = 1,
+    sessions: Annotated[
+        int, typer.Option(help="recordings of 3 minutes with menus, deaths, loading and idling")
+    ] = 0,
     seconds: Annotated[float, typer.Option(help="length of a navigation recording")] = 30.0,
     third_person: Annotated[float, typer.Option(help="share of recordings in third person")] = 0.25,
 ) -> None:
@@ -32,6 +35,7 @@ def record(
             navigation=navigation,
             loops=loops,
             events=events,
+            sessions=sessions,
             seconds=seconds,
             third_person_share=third_person,
             progress=lambda name, done, of: bar.update(task, description=name, completed=done, total=of),

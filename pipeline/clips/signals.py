@@ -141,12 +141,11 @@ def with_log(seen: Signals, states: Mapping[str, Bools], free: Bools | None, idl
     What the log calls a death or a menu is no loading card, and a jump of the picture into or inside of it
     (red, a page) is no cut.
     """
-    said = {name: getattr(seen, name) | state for name, state in states.items()}
     held = np.zeros(len(seen), np.bool_)
     for name in ("dead", "menu"):
         held |= states.get(name, held)
-    loading = said.get("loading", seen.loading) & ~held
-    seen = replace(seen, **said | {"cut": seen.cut & ~held, "loading": loading})
+    seen = replace(seen, cut=seen.cut & ~held, loading=seen.loading & ~held)
+    seen = replace(seen, **{name: getattr(seen, name) | state for name, state in states.items()})
     quiet = seen.still.copy() if free is None else free & (seen.change < IDLE_CHANGE)
     quiet &= ~(seen.menu | seen.loading | seen.dead)
     idle = np.zeros(len(seen), np.bool_)
