@@ -25,8 +25,9 @@ $(VLM)/.ready: environments/vllm/setup environments/vllm/cpu.txt environments/vl
 
 demo: setup
 	$(BIN)/wp2 record $(DEMO)/recordings --seed 1 --navigation 4 --loops 1 --events 1
-	$(BIN)/wp2 curate gameplay:$(DEMO)/recordings --out $(DEMO)/corpus
+	$(BIN)/wp2 curate gameplay:$(DEMO)/recordings --out $(DEMO)/corpus --config demo.yaml
 	$(BIN)/wp2 verify $(DEMO)/corpus
+	$(BIN)/wp2 table $(DEMO)/corpus latents
 	$(BIN)/wp2 table $(DEMO)/corpus clips --columns clip_id,source_path,status,frames,latents,perspective
 	$(BIN)/wp2 show $(DEMO)/corpus navigation00 --out $(DEMO)/clip.png
 

@@ -15,11 +15,12 @@ from jobs.engine import EngineConfig
 from jobs.progress import Progress
 from jobs.runner import Pool
 from jobs.select import CLIP_STAGES
-from jobs.stages import STAGES, Statistics, flow
+from jobs.stages import SHOWN, Statistics, flow, shards
 from pipeline.caption.attempts import merge
 from pipeline.caption.stage import Caption
 from pipeline.catalogue import Catalogue
 from pipeline.corpus import open_corpus, require_catalogue, sole_writer
+from pipeline.flow import Flow
 from pipeline.quality.select import select
 from pipeline.shards.stage import Shards
 from pipeline.shards.tiers import heal
@@ -48,33 +49,34 @@ def run_caption(
     corpus = open_corpus(corpus_url, config.storage)
     require_catalogue(corpus)
     console = console or Console(stderr=True)
-    progress = Progress(STAGES, json_logs, console)
+    progress = Progress(SHOWN, json_logs, console)
     with sole_writer(corpus), progress:
         progress.enter("start")
         heal(corpus)
         merge(corpus)
         catalogue = Catalogue.load(corpus)
-        work = flow(config, corpus, Statistics.newest(corpus), Caption.name)
+        statistics = Statistics.newest(corpus)
+        work = flow(config, corpus, statistics, Caption.name)
 
-        def run(pool: Pool, shards: Shards | None) -> list[Outcome]:
+        def run(pool: Pool, work: Flow, last: Shards | None) -> list[Outcome]:
             return [
                 Curator(
                     corpus,
                     config,
                     source,
                     work,
-                    shards,
+                    last,
                     pool,
                     progress,
-                    retry_failed=retry_failed and not shards,
+                    retry_failed=retry_failed and not last,
                 ).run(catalogue)
                 for source in catalogue.sources()
             ]
 
         with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
             with captioning(work, engines, model, address is None, _teller(console)) as captions:
-                outcomes = run(captions, None)
-            run(used, Shards(config.shards, corpus))
+                outcomes = run(captions, work, None)
+            run(used, flow(config, corpus, statistics), shards(config, corpus))
         progress.enter("select")
         select(corpus, config.select, CLIP_STAGES)
     return outcomes

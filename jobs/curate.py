@@ -242,8 +242,11 @@ class Curator:
             work = Work(
                 {c.clip_id: c for c, _ in rows}, {c.clip_id: s for c, s in rows}, self.ledger.load(name), mark
             )
-            if self.anew:
-                work.receipts = {i: forget(r, self.flow.stages, self.anew) for i, r in work.receipts.items()}
+            if self.anew:  # of clips; the partition keeps its own, and tars stay where nothing came out anew
+                work.receipts = {
+                    i: r if i == name else forget(r, self.flow.stages, self.anew)
+                    for i, r in work.receipts.items()
+                }
             self._work[name] = work
             left = [
                 c for i, c in work.clips.items()
@@ -260,9 +263,9 @@ class Curator:
             for clip_id in sorted(work.open):
                 yield Task(name, clip_id, 1)
 
-    @staticmethod
-    def _has_failed(work: Work, clip_id: str) -> bool:
-        return any(r.status is Status.FAILED for r in work.receipts.get(clip_id, {}).values())
+    def _has_failed(self, work: Work, clip_id: str) -> bool:
+        held = work.receipts.get(clip_id, {})
+        return any(s.name in held and held[s.name].status is Status.FAILED for s in self.flow.stages)
 
     def _next(self, new: Iterator[Task]) -> Task | None:
         if self._stop:
@@ -282,10 +285,10 @@ class Curator:
     def _ok(self, partition: str) -> list[tuple[Unit, str]]:
         """Units of a partition's clips that passed every stage, by id, each with its split."""
         work = self._work[partition]
-        last = self.flow.stages[-1].name
+        names = [stage.name for stage in self.flow.stages]  # a stage that is off speaks against no clip
         passed = [
             i for i in sorted(work.clips)
-            if last in (r := work.receipts.get(i, {})) and all(x.status is Status.OK for x in r.values())
+            if all(n in (r := work.receipts.get(i, {})) and r[n].status is Status.OK for n in names)
         ]  # fmt: skip
         return [(self._unit(partition, i), work.splits[i]) for i in passed]
 

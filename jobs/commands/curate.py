@@ -51,7 +51,7 @@ def recalibrate(
     address: AddressOpt = None,
     json_logs: JsonOpt = False,
 ) -> None:
-    """Measure cameras and rotation rates of every game again, as new versions, and remake what uses them."""
+    """Measure cameras, rotation rates and the linear codec again, and remake what uses them."""
     _curate(source, corpus, config, address, json_logs, recalibrate=True)
 
 
@@ -101,7 +101,7 @@ def verify(corpus: CorpusArg, config: ConfigOpt = None) -> None:
 @app.command(rich_help_panel=SEE)
 def status(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     """Units done, rejected and failed, per stage, and the reasons."""
-    from jobs.stages import STAGES
+    from jobs.stages import SHOWN
     from pipeline.recordings import recordings_of
     from pipeline.status import corpus_status
 
@@ -114,7 +114,7 @@ def status(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE)
     for column in ("stage", "ok", "rejected", "failed", "CPU s"):
         table.add_column(column, justify="left" if column == "stage" else "right")
-    for stage in STAGES:
+    for stage in SHOWN:
         counts = [
             str(found.stages[stage, s] + cut.stages[stage, s])
             for s in (Status.OK, Status.REJECTED, Status.FAILED)

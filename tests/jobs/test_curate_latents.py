@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs.caption_run import run_caption
 from jobs.config import parse
 from jobs.corpus_run import run_curate
 from jobs.curate import Outcome
+from jobs.engine import EngineConfig
 from jobs.runner import InProcess
 from pipeline.flow import StageOrderError
 from pipeline.latents.members import members
@@ -28,13 +30,14 @@ from pipeline.latents.text import Text
 from pipeline.shards import sample as shards_sample
 from pipeline.shards.read import read_index, read_sample
 from pipeline.shards.verify import verify
-from pipeline.stage import Unit
+from pipeline.stage import Result, Unit
 from pipeline.statistics import newest, versions
 from pipeline.store import Store
 from pipeline.tables import batches
 from schemas.caption import prompts
 from schemas.latents import FittedCodec, LatentsNote, TextNote
 from schemas.sample import FAMILIES, Annotation
+from tests.caption_server import CaptionServer
 from tests.pipeline.recordings import PACK_MAP
 from trainer.codec.weights import CodecError
 
@@ -50,8 +53,10 @@ ON = OFF | {
 # Curates in a process of its own, and says whether torch was loaded on the way.
 RUN = """
 import json, sys
+from jobs.caption_run import run_caption
 from jobs.config import parse
 from jobs.corpus_run import run_curate
+from jobs.engine import EngineConfig
 from jobs.runner import InProcess
 run_curate(sys.argv[1], sys.argv[2], parse(json.loads(sys.argv[3]), "test"), pool=InProcess())
 print("torch" in sys.modules)
@@ -167,8 +172,9 @@ def test_turned_off_and_on_again_the_same_tars_come_back_and_nothing_is_encoded(
     assert (corpus / "index/g0000-p00000.parquet").read_bytes() == index
 
 
+@pytest.mark.parametrize("how", [{}, {"anew": "caption"}])
 def test_a_new_caption_writes_annotations_and_text_and_nothing_else(
-    source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, str]
 ) -> None:
     kept, written = tars(corpus, "media", "latents"), tars(corpus, "annotations", "text")
     places = [(r["media"], r["latents"]) for r in rows(corpus)]
@@ -177,7 +183,7 @@ def test_a_new_caption_writes_annotations_and_text_and_nothing_else(
     for clip in CLIPS:  # no video is left that could be read
         (source / f"{clip}.mp4").rename(tmp_path / f"{clip}.mp4")
     try:
-        curate(corpus, source, ON | {"caption": {"source": "log"}})
+        curate(corpus, source, ON | {"caption": {"source": "log"}}, **how)
     finally:
         for clip in CLIPS:
             (tmp_path / f"{clip}.mp4").rename(source / f"{clip}.mp4")
@@ -191,6 +197,36 @@ def test_a_new_caption_writes_annotations_and_text_and_nothing_else(
         held = TextNote.model_validate_json(read_sample(store, row["text"])["text.json"])
         assert notes.caption.provenance == "log"
         assert set(prompts(notes.caption, notes.perspective)) <= set(held.prompts)
+
+
+def test_a_served_model_captions_and_text_follows(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tars(corpus, "media", "latents")
+    monkeypatch.delattr(Latents, "run")
+    monkeypatch.setattr(shards_sample, "coded_members", only_text)
+    with CaptionServer() as server:
+        settings = parse(ON | {"serve": {"endpoints": [server.url]}}, "test")
+        run_caption(str(corpus), settings, EngineConfig(), pool=InProcess())
+    store = Store(str(corpus))
+    assert tars(corpus, "media", "latents") == kept and verify(store) == []
+    for row in rows(corpus):
+        notes = Annotation.model_validate_json(read_sample(store, row["annotations"])["json"])
+        held = TextNote.model_validate_json(read_sample(store, row["text"])["text.json"])
+        assert notes.caption.provenance == "stand-in"
+        assert set(prompts(notes.caption, notes.perspective)) <= set(held.prompts)
+
+
+def test_a_stage_that_failed_and_is_then_turned_off_keeps_no_clip_away(
+    source: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Latents, unit: Unit, scratch: Path) -> Result:
+        raise CodecError("no")
+
+    other = ON | {"latents": ON["latents"] | {"segments": 1}, "run": {"attempts": 1}}
+    with monkeypatch.context() as patched:
+        patched.setattr(Latents, "run", fails)
+        run_curate(f"gameplay:{source}", str(corpus), parse(other, "test"), pool=InProcess())
+    curate(corpus, source, OFF)
+    assert len(rows(corpus)) == 2 and families(corpus) == ["annotations", "media"]
 
 
 def only_text(unit: Unit, family: str, held: ExitStack) -> dict[str, Path]:
