@@ -41,7 +41,7 @@ def run_caption(
 
     model: started by `engines` on the GPUs of Ray; "" asks at config.serve.endpoints. A clip that holds a
     caption of this config keeps it. pool: writes the shards; None starts Ray.
-    Returns an outcome a source of the corpus, of its captions.
+    Returns an outcome a source of the corpus, of its captions and of partitions that could not be written.
     Raises BudgetReached, NotReady, EndpointError, NoEndpoint, EngineError, RunnerError, BudgetExceeded,
     CorpusError.
     """
@@ -76,7 +76,9 @@ def run_caption(
         with contextlib.nullcontext(pool) if pool else ray_pool(config.run, address) as used:
             with captioning(work, engines, model, address is None, _teller(console)) as captions:
                 outcomes = run(captions, work, None)
-            run(used, flow(config, corpus, statistics), shards(config, corpus))
+            written = run(used, flow(config, corpus, statistics), shards(config, corpus))
+        for outcome, wrote in zip(outcomes, written, strict=True):
+            outcome.shard_failures += wrote.shard_failures
         progress.enter("select")
         select(corpus, config.select, CLIP_STAGES)
     return outcomes

@@ -28,25 +28,21 @@ from pydantic import BaseModel
 from jobs.engine import EngineConfig, Served
 from jobs.runner import Lost
 from jobs.serving import Engines, serve
-from pipeline.caption.accounts import BudgetReached
 from pipeline.caption.attempts import AttemptLog
-from pipeline.caption.client import EndpointError
 from pipeline.caption.stage import Caption, ServeConfig
 from pipeline.flow import Flow
 from pipeline.stage import Receipt, Result, Unit, is_fresh, one_line
 from schemas.clip import Clip
-from schemas.errors import UserError
+from schemas.errors import StopRun, UserError
 from schemas.quality import Status
 
 T = TypeVar("T")
 
 
-class NotReady(UserError):
+class NotReady(StopRun):
     """A clip whose earlier stages are not done: captioning runs no other stage."""
 
 
-ENDINGS = (BudgetReached, EndpointError, NotReady)
-"""What ends a run and is no clip's outcome: the clip on its way has none, and a later run takes it up."""
 WATCH_S = 5.0
 
 
@@ -96,7 +92,6 @@ class Desk:
         bound = (_OnLoop(s, self._caption) if s is self._stage else s for s in flow.stages)
         self._flow = replace(flow, stages=tuple(bound))
         self._asked: set[futures.Future[Any]] = set()
-        self._mine = threading.local()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="captions", daemon=True)
         self._thread.start()
@@ -112,14 +107,11 @@ class Desk:
         self, function: Callable[[Flow, Unit, int], list[Receipt]], unit: Unit, attempt: int
     ) -> list[Receipt]:
         """`function(flow, unit, attempt)` with the flow of this desk: receipts. A clip that an earlier stage
-        gave up keeps the receipt that says so. Raises one of ENDINGS."""
+        gave up keeps the receipt that says so. Raises StopRun: the clip on its way then has no outcome, and a
+        later run takes it up."""
         if against := self._against(unit):
             return [against]
-        self._mine.ending = None
-        result = function(self._flow, unit, attempt)
-        if self._mine.ending is not None:
-            raise self._mine.ending
-        return result
+        return function(self._flow, unit, attempt)
 
     def _against(self, unit: Unit) -> Receipt | None:
         for stage in self._flow.stages[:-1]:
@@ -149,9 +141,6 @@ class Desk:
         self._asked.add(future)
         try:
             return future.result()
-        except ENDINGS as error:  # on its way up it would become the clip's outcome
-            self._mine.ending = error
-            raise
         finally:
             self._asked.discard(future)
 
@@ -165,7 +154,8 @@ class Desk:
 
 
 class Office(Protocol):
-    """Where desks are. A handle stands for one call; `result` gives what came of it, or raises an ENDING."""
+    """Where desks are. A handle stands for one call; `result` gives what came of it, or raises
+    StopRun."""
 
     @property
     def slots(self) -> int: ...
@@ -192,7 +182,7 @@ class Here:
     def result(self, handle: futures.Future[Any]) -> Any:
         try:
             return handle.result()
-        except ENDINGS:
+        except StopRun:
             raise
         except Exception as error:  # noqa: BLE001 - a task that raises is an outcome, as in other pools
             return Lost(one_line(error), worker_died=False)
@@ -254,7 +244,7 @@ class OnRay:
         try:
             return ray.get(handle)
         except rx.RayTaskError as error:
-            if isinstance(error.cause, ENDINGS):
+            if isinstance(error.cause, StopRun):
                 raise error.cause from None
             return Lost(one_line(error.cause or error), worker_died=False)
         except rx.RayError as error:
@@ -270,7 +260,7 @@ class CaptionPool:
     """A pool for flows like the one that it was made with. Its office is opened for the first task: a run
     that finds nothing to caption needs no server.
 
-    After one of ENDINGS it takes no more tasks, gives the results that are on their way, and raises it.
+    After a StopRun it takes no more tasks, gives the results that are on their way, and raises it.
     watch: called every few seconds while results are waited for; what it raises ends the run.
     """
 
@@ -311,7 +301,7 @@ class CaptionPool:
             key = self._flying.pop(handle)
             try:
                 found.append((key, office.result(handle)))
-            except ENDINGS as error:
+            except StopRun as error:
                 self._ending = self._ending or error
         if self._ending and not self._flying and not found:
             raise self._ending

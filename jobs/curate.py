@@ -283,12 +283,13 @@ class Curator:
         return self.flow.unit(work.clips[clip_id], partition, work.receipts.get(clip_id, {}))
 
     def _ok(self, partition: str) -> list[tuple[Unit, str]]:
-        """Units of a partition's clips that passed every stage, by id, each with its split."""
+        """Units of a partition's clips that passed every stage, or keep what they had where one failed;
+        by id, each with its split."""
         work = self._work[partition]
         names = [stage.name for stage in self.flow.stages]  # a stage that is off speaks against no clip
         passed = [
             i for i in sorted(work.clips)
-            if all(n in (r := work.receipts.get(i, {})) and r[n].status is Status.OK for n in names)
+            if all(n in (r := work.receipts.get(i, {})) and r[n].usable for n in names)
         ]  # fmt: skip
         return [(self._unit(partition, i), work.splits[i]) for i in passed]
 
@@ -311,7 +312,8 @@ class Curator:
         for receipt in result:
             mine[receipt.stage] = receipt
         ended = result[-1].status if result else Status.OK
-        if ended is Status.FAILED and task.attempt < self.config.run.attempts:
+        again = ended is Status.FAILED and not result[-1].reasons[0].startswith(Reason.NO_ANSWER)
+        if again and task.attempt < self.config.run.attempts:  # a captioner has tried again by itself
             self._again.append(Task(task.partition, task.clip_id, task.attempt + 1))
             self._record(task.partition, result[:-1])
             return
@@ -354,7 +356,8 @@ class Curator:
             return []
         index = read_partition(self.corpus, read_inventory(self.corpus, partition), ["sample_id"])
         published = index.column("sample_id").to_pylist()
-        return [i for i in published if self._has_failed(self._work[partition], i)]
+        written = {unit.clip.clip_id for unit, _ in self._ok(partition)}
+        return [i for i in published if i not in written and self._has_failed(self._work[partition], i)]
 
     def _take_shards(self, task: Task, result: Any) -> None:
         if isinstance(result, Lost):

@@ -88,7 +88,7 @@ class Flow:
             if against:
                 kept.pop(stage.name, None)
             elif stage.name in kept:
-                against = kept[stage.name].status is not Status.OK
+                against = not kept[stage.name].usable
         return kept
 
     def lost(self, unit: Unit, reason: str, attempt: int) -> Receipt:

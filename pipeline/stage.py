@@ -55,6 +55,11 @@ class Receipt(BaseModel):
     attempts: int = 1
     seconds: float = 0.0
 
+    @property
+    def usable(self) -> bool:
+        """Ok, or failed while what was there before stands: its outputs are then those of the time before."""
+        return self.status is Status.OK or (self.status is Status.FAILED and bool(self.outputs))
+
     def output(self, name: str) -> Artefact:
         for artefact in self.outputs:
             if artefact.name == name:
@@ -141,10 +146,16 @@ def is_fresh(stage: Stage, clip: Clip, receipts: Mapping[str, Receipt]) -> bool:
     receipt = receipts.get(stage.name)
     return (
         receipt is not None
-        and receipt.config == config_digest(stage)
+        and (receipt.config == config_digest(stage) or _stands(stage, receipt))
         and all(need in receipts for need in stage.needs)
         and receipt.inputs == inputs_of(stage, clip, receipts)
     )
+
+
+def _stands(stage: Stage, receipt: Receipt) -> bool:
+    """Does the stage let a receipt stand that was made with another config? Most have no such method."""
+    stands = getattr(stage, "stands", None)
+    return stands is not None and bool(stands(receipt))
 
 
 def run_unit(stage: Stage, unit: Unit, attempt: int = 1) -> Receipt:

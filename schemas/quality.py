@@ -42,7 +42,6 @@ class Reason(StrEnum):
     CAPTION_INVALID = "caption_invalid"  # no reply had the form that was asked for
     CAPTION_DOUBTFUL = "caption_doubtful"  # the replies cannot be believed
     # failed
-    NO_ENDPOINT = "no_endpoint"
     NO_ANSWER = "no_answer"  # endpoints answer, but not this clip's requests
     DECODER_CRASHED = "decoder_crashed"
     TIMEOUT = "timeout"

@@ -30,7 +30,9 @@ def caption(
 ) -> None:
     """Caption every clip of a corpus with a vision-language model, and write its shards."""
     from jobs.caption_run import run_caption
+    from jobs.commands.curate import status
     from jobs.config import load
+    from pipeline.status import corpus_status
     from schemas.quality import Status
 
     settings = load(config)
@@ -39,6 +41,9 @@ def caption(
         told = told.model_copy(update={"endpoints": tuple(endpoint)})
     if budget_tokens is not None:
         told = told.model_copy(update={"budget": told.budget.model_copy(update={"tokens": budget_tokens})})
+    for url in told.endpoints:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"endpoint {url!r} is no http address: write http://HOST:PORT")
     if bool(serve) == bool(told.endpoints):
         raise UserError("give --endpoint URL (or serve.endpoints in the config), or --serve MODEL")
     started = settings.engines
@@ -55,7 +60,15 @@ def caption(
         console=err,
     )
     done, rejected, failed = (sum(o.counts[s] for o in outcomes) for s in Status)
-    out.print(f"{done} clips captioned, {rejected} rejected, {failed} failed (`wp2 table {corpus} failures`)")
+    out.print(f"{done} clips captioned, {rejected} rejected, {failed} failed in this run")
+    status(corpus, config)
+    problems = [line for o in outcomes for line in o.shard_failures]
+    for line in problems:
+        err.print(f"wp2: shards of {line}", markup=False, soft_wrap=True)
+    if standing := corpus_status(open_for(corpus, config)).stages["caption", Status.FAILED]:
+        err.print(f"wp2: {standing} clips have no answer yet: `wp2 caption ... --retry-failed` asks again")
+    if problems or standing:
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=SEE)

@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.caption.attempts import Attempt
-from schemas.errors import UserError
+from schemas.errors import StopRun
 
 
-class BudgetReached(UserError):
+class BudgetReached(StopRun):
     """A run has used what it was given. Captions that are there stay; a later run goes on."""
 
 

@@ -32,7 +32,7 @@ PARTITIONS_HELD = 4
 _NAME = re.compile(
     rf"{FOLDER}/(?P<partition>[a-z0-9-]+)/segment-(?P<number>\d{{8}})-(?P<writer>[0-9a-f]+)\.parquet"
 )
-_REMEDY = "delete it; its captions stay in the ledger, and what they cost is no longer known"
+_REMEDY = "delete it; captions that it alone held are asked for again, and what they cost is no longer known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,10 @@ def segments(corpus: Store, partition: str = "") -> list[str]:
 def read_segment(corpus: Store, path: str, accepted_only: bool = False) -> list[Attempt]:
     """Raises StoreError when the file is damaged."""
     how = {"filters": [("caption", "!=", "")]} if accepted_only else {}
-    return [Attempt(**row) for row in corpus.table(path, _REMEDY, **how).to_pylist()]
+    try:
+        return [Attempt(**row) for row in corpus.table(path, _REMEDY, **how).to_pylist()]
+    except (TypeError, pa.ArrowInvalid):
+        raise StoreError(f"{path} of {corpus.url} holds no attempts: {_REMEDY}") from None
 
 
 def read_attempts(corpus: Store, partition: str = "") -> Iterator[Attempt]:

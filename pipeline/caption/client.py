@@ -29,12 +29,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.caption.completion import BodyError, Completion, Meter, read_body
 from pipeline.stage import one_line
-from schemas.errors import UserError
+from schemas.errors import StopRun
 from schemas.strict_json import StrictJsonError, loads
 
 LOSSES_MAX = 3
 BODY_BYTES_MAX = 4 << 20  # a reply of 2,000 tokens takes 10 KB; more than this is no reply
 CONNECT_S = 5.0
+FIRST_S = 15.0
+"""Patience before anything has answered at all: an address that is wrong is told soon."""
 PROBE_S = (0.5, 15.0)
 """First and longest pause between probes of an endpoint that is set aside; it doubles in between."""
 REST_S = (1.0, 60.0)
@@ -43,11 +45,11 @@ LOOK_S = 0.2
 OVERLOADED = (429, 503)
 
 
-class EndpointError(UserError):
+class EndpointError(StopRun):
     """An endpoint that cannot be used at all: its address, its model or its key is wrong."""
 
 
-class NoEndpoint(UserError):
+class NoEndpoint(StopRun):
     """No endpoint answered for as long as we are told to wait."""
 
 
@@ -303,10 +305,11 @@ class Client:
         ]  # fmt: skip
         return min(able, key=lambda e: (e.url == avoid, e.load), default=None)
 
-    def _require_life(self) -> None:
+    def _require_life(self, patience_s: float | None = None) -> None:
         """Raise NoEndpoint when nothing has answered for as long as we wait."""
         silent = time.monotonic() - self._heard
-        if all(e.down for e in self.endpoints) and silent >= self.config.patience_s:
+        patience = self.config.patience_s if patience_s is None else patience_s
+        if all(e.down for e in self.endpoints) and silent >= patience:
             reasons = "; ".join(f"{e.url}: {e.down}" for e in self.endpoints)
             raise NoEndpoint(f"no endpoint answers for {silent:.0f} s ({reasons}): start them, run again")
 
@@ -376,7 +379,7 @@ class Client:
         """Ask every endpoint; those that do not answer are set aside. Waits until one does."""
         found = await asyncio.gather(*map(self._ask_model, self.endpoints))
         while not any(found):
-            self._require_life()
+            self._require_life(min(FIRST_S, self.config.patience_s))
             await asyncio.sleep(PROBE_S[0])
             found = await asyncio.gather(*map(self._ask_model, self.endpoints))
         served = {model: e.url for model, e in zip(found, self.endpoints, strict=True) if model}

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.caption.accounts import Accounts, Budget, Prices
 from pipeline.caption.attempts import AttemptLog
-from pipeline.caption.client import Client, EndpointConfig, NoEndpoint
+from pipeline.caption.client import Client, EndpointConfig
 from pipeline.caption.frames import FramesRefused, Limits, pictures, plan_frames
 from pipeline.caption.ladder import Climbed, ContentChecks, Shown, first_ask
 from pipeline.caption.log import log_caption
@@ -28,9 +28,11 @@ from pipeline.events import clip_events
 from pipeline.media import read_frames
 from pipeline.sources import SourceConfig
 from pipeline.sources.sidecar import SidecarError
-from pipeline.stage import Fact, Result, Unit
+from pipeline.stage import Fact, Receipt, Result, Unit
+from pipeline.store import StoreError
 from schemas.caption import EventCategory, IntervalEvent, StructuredCaption, read_caption, write_caption
 from schemas.clip import Clip, FrameTable
+from schemas.errors import StopRun
 from schemas.quality import Reason, Status, Verdict, because
 from schemas.timeline import intervals
 
@@ -88,6 +90,11 @@ class Caption:
     def frozen(self, clip: Clip) -> object:
         return None
 
+    def stands(self, receipt: Receipt) -> bool:
+        """What any captioner said stays as it is in a run that captions nothing: `wp2 curate` after
+        `wp2 caption` takes no caption away, and brings no clip back that none was accepted for."""
+        return self.config.source == "none"
+
     def run(self, unit: Unit, scratch: Path) -> Result:
         """One clip by itself, with a session of its own where the source is a VLM."""
         return asyncio.run(self._alone(unit, scratch))
@@ -144,14 +151,16 @@ class Caption:
             shown, request = await session.do(self._prepare, unit)
         except FramesRefused as error:
             return Result(Verdict.rejected(because(Reason.CAPTION_FRAMES, str(error))))
-        if held := await session.do(session.held, unit.partition, request):
-            return _result(held[0], scratch, held[1])
         try:
-            climbed = await session.ask(unit.partition, unit.clip.clip_id, shown, request)
-        except NoEndpoint as error:
-            return Result(Verdict.failed(because(Reason.NO_ENDPOINT, str(error))))
+            held = await session.do(session.held, unit.partition, request)
+        except StoreError as error:  # of every clip of the partition, not of this one
+            raise StopRun(str(error)) from None
+        if held:
+            return _result(held[0], scratch, held[1])
+        climbed = await session.ask(unit.partition, unit.clip.clip_id, shown, request)
         if climbed.reply is None:
-            return Result(_verdict(climbed))
+            verdict = _verdict(climbed)
+            return Result(verdict, _before(unit, scratch) if verdict.status is Status.FAILED else {})
         return _result(climbed.reply.caption(session.provenance), scratch, climbed.faults)
 
     def _prepare(self, unit: Unit) -> tuple[Shown, Ask]:
@@ -175,20 +184,30 @@ def _verdict(climbed: Climbed) -> Verdict:
     return Verdict.rejected(*(because(reason, str(fault)) for fault in climbed.faults))
 
 
-def _stands(unit: Unit, table: FrameTable, scratch: Path) -> Result | None:
-    """What an earlier captioner said of the clip, for a run that captions nothing: `wp2 curate` after
-    `wp2 caption` takes no caption away, and brings no clip back that none was accepted for."""
+def _before(unit: Unit, scratch: Path) -> dict[str, Path]:
+    """The caption that the clip had: a clip that could not be asked for keeps it, and its shard can be
+    written."""
     held = unit.receipts.get(Caption.name)
-    if held is None or held.status is Status.FAILED:
+    if held is None or not held.has(CAPTION):
+        return {}
+    path = scratch / CAPTION
+    path.write_bytes(unit.corpus.read(held.output(CAPTION).path))
+    return {CAPTION: path}
+
+
+def _stands(unit: Unit, table: FrameTable, scratch: Path) -> Result | None:
+    """What an earlier captioner said of a clip, for a run that captions nothing; None where there is nothing
+    to keep."""
+    held = unit.receipts.get(Caption.name)
+    if held is None:
         return None
-    if held.status is Status.REJECTED:
-        return Result(Verdict.rejected(*held.reasons))
+    files = _before(unit, scratch)
+    if held.status is not Status.OK:
+        return Result(Verdict(held.status, held.reasons), files)
     caption = read_unit_caption(unit)
     if not caption.provenance or len(caption.events) != len(intervals(table.duration())):
         return None
-    path = scratch / CAPTION
-    path.write_bytes(write_caption(caption))
-    return Result(Verdict.ok(), {CAPTION: path}, held.facts)
+    return Result(Verdict.ok(), files, held.facts)
 
 
 def no_caption(table: FrameTable) -> StructuredCaption:

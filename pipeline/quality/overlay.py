@@ -153,7 +153,7 @@ class Static:
             return nothing
         n, rows = self._count, len(active)
         gx, gy = np.float32(1 / n) * self._gx, np.float32(1 / n) * self._gy
-        strength = cv2.magnitude(gx, gy)
+        strength = np.sqrt(gx * gx + gy * gy)  # the same bytes wherever the arrays lie, unlike cv2.magnitude
         held = (strength > FAINTEST) & (strength > COHERENT * (self._length / n + DAMPING))
         moving = by_cell(self._places.deviation(n), rows)
         dense = by_cell(held.astype(np.float32), rows)

@@ -21,7 +21,7 @@ from recordings import find, pack_map
 
 from pipeline.caption.accounts import Budget, BudgetReached, Prices, per_clip, totals
 from pipeline.caption.attempts import AttemptLog, read_attempts, segments
-from pipeline.caption.client import EndpointError
+from pipeline.caption.client import EndpointError, NoEndpoint
 from pipeline.caption.frames import FramePlan, Limits, pictures
 from pipeline.caption.stage import CAPTION, Caption, CaptionConfig, ServeConfig, read_unit_caption
 from pipeline.ingest import Ingest, IngestConfig
@@ -288,13 +288,12 @@ def test_an_engine_that_dies_loses_no_clip_and_captions_none_twice(unit, tmp_pat
     assert sum(second.answered.values()) >= 29
 
 
-def test_without_any_endpoint_left_clips_fail_and_are_not_rejected(unit, tmp_path, corpus):
+def test_without_any_endpoint_left_the_run_ends_and_no_clip_has_an_outcome(unit, tmp_path, corpus):
     units = [named(unit, f"clip{i}") for i in range(4)]
     server = CaptionServer(latency_s=30).__enter__()
     threading.Thread(target=die_holding, args=(server, 4)).start()
-    got = caption_all(stage(server, serve={"patience_s": 1.0, "timeout_s": 60}), units, corpus, tmp_path)
-    assert {r.verdict.status for r in got.values()} == {Status.FAILED}
-    assert all(r.verdict.reasons[0].startswith("no_endpoint: no endpoint answers") for r in got.values())
+    with pytest.raises(NoEndpoint, match="no endpoint answers .*start them, run again"):
+        caption_all(stage(server, serve={"patience_s": 1.0, "timeout_s": 60}), units, corpus, tmp_path)
 
 
 def test_a_server_of_the_wrong_model_ends_the_run(unit, tmp_path, corpus):

@@ -15,6 +15,7 @@ from drawn import Image, blur, dimmed, flat_shapes, foliage, grain, looked, pan,
 from pipeline.frames import frame_pass
 from pipeline.quality.axes import AXES, RAWS, Axes, score
 from pipeline.quality.looks import Look, Looks, write_looks
+from pipeline.quality.measures import _slopes
 from pipeline.quality.overlay import Crop
 from schemas.timeline import windows
 
@@ -173,3 +174,16 @@ def test_a_black_clip_is_judged_by_its_range_alone() -> None:
 
 def _grain(sigma: float, view: Image, k: int) -> Image:
     return grain(view, sigma, k) if sigma else view
+
+
+def test_measures_do_not_depend_on_where_arrays_lie_in_memory() -> None:
+    """The same clip gives the same bytes: OpenCV's magnitude differs in its last digit with the alignment."""
+    picture = np.random.default_rng(0).random((36, 64)).astype(np.float32) * 255
+    found = []
+    for offset in range(0, 64, 4):
+        room = np.zeros(picture.nbytes + 128, np.uint8)
+        start = -room.ctypes.data % 64 + offset
+        placed = room[start : start + picture.nbytes].view(np.float32).reshape(picture.shape)
+        placed[:] = picture
+        found.append(_slopes(placed, 0.5, *(np.empty_like(placed) for _ in range(3))).tobytes())
+    assert len(set(found)) == 1
