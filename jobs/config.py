@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from pathlib import Path
 from typing import Any, get_args
 
@@ -95,6 +96,8 @@ def load(path: Path | None) -> CurateConfig:
 
 def parse(data: Any, name: str) -> CurateConfig:
     """Validate parsed YAML. Raises ConfigError naming the first wrong key, and the nearest known one."""
+    if where := _not_finite(data):
+        raise ConfigError(f"{name}: {where} is not a finite number")
     if not isinstance(data, dict):
         raise ConfigError(f"{name} must hold sections such as 'ingest:', not a {type(data).__name__}")
     try:
@@ -106,6 +109,15 @@ def parse(data: Any, name: str) -> CurateConfig:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"{name}: unknown key {where!r}{_nearest(first['loc'])}") from None
         raise ConfigError(f"{name}: {where}: {first['msg']} (got {first['input']!r})") from None
+
+
+def _not_finite(data: Any, where: str = "") -> str:
+    """Where a value is infinite or no number; "" where none is."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return where or "the value"
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    found = (_not_finite(value, f"{where}.{key}" if where else str(key)) for key, value in items)
+    return next(filter(None, found), "")
 
 
 def _nearest(loc: tuple[int | str, ...]) -> str:
@@ -136,6 +148,8 @@ def render(config: BaseModel, indent: int = 0) -> str:
             lines += [f"{pad}{name}:", render(value, indent + 1)]
         else:
             plain = config.model_dump(mode="json", include={name})[name]
-            text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
+            text = yaml.safe_dump(
+                plain, default_flow_style=True, allow_unicode=True, width=10_000, sort_keys=False
+            )
             lines.append(f"{pad}{name}: {text.removesuffix('...' + chr(10)).strip()}")
     return "\n".join(lines)

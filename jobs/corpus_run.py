@@ -95,7 +95,7 @@ def run_curate(
                 anew = run.captions(catalogue, anew, address is None)
             whole = only in (None, Shards.name)
             outcome = run.curator(only, whole, anew).run(catalogue)
-            if whole:
+            if whole and len(catalogue):
                 outcome.selection = run.select()
     return _told(outcome, cutter, listing)
 

@@ -19,9 +19,10 @@ from schemas.clip import Clip
 from schemas.quality import Reason, Verdict, because
 from schemas.timeline import GRID_RATE, WINDOW
 
-STILL = 0.5
+STILL = 0.2
 """Mean change a frame of gray@320, in luma levels, below which nothing happens in a second. Pack: waiting
-players 0.0-0.3, an open menu 0.0, walking and turning 1-22."""
+players 0.0-0.3, an open menu 0.0-0.1, walking and turning 1-22, and 0.26-0.8 where all but a tenth of the
+contrast or of the bits is gone (q_lowcontrast, q_compress_crf51)."""
 STATIC_S = 3.0
 """Shortest clip, in seconds, that can be static: every player stands still for a moment."""
 

@@ -55,6 +55,11 @@ def batches(corpus: Store, name: str, clip_id: str = "") -> Iterator[pa.RecordBa
         return
     if name == "segments":
         corpus = recordings_of(corpus)
+    if name == "failures" and not clip_id:  # recordings that could not be cut are no clips yet
+        recordings = recordings_of(corpus)
+        for partition in (held := Catalogue.load(recordings)).parts:
+            rows = _failures(recordings, partition, list(to_clips(held.read(partition))))
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
     catalogue = Catalogue.load(corpus)
     for partition in catalogue.parts:
         rows = _PER_PARTITION[name](corpus, partition, list(to_clips(catalogue.read(partition))))

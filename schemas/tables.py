@@ -218,7 +218,7 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         *((axis, _F, "median score over the clip's windows, 0 to 1, higher is better") for axis in QUALITY),
     ],
     "failures": [
-        ("clip_id", _S, "clip, or partition for a shard"),
+        ("clip_id", _S, "clip, or recording that could not be cut"),
         ("source_path", _S, "path relative to the source"),
         ("stage", _S, "stage that spoke against it"),
         ("status", _S, "rejected or failed"),

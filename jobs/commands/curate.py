@@ -61,6 +61,8 @@ def _curate(
     from jobs.config import load
     from jobs.corpus_run import run_curate
     from jobs.select import show
+    from pipeline.recordings import recordings_of
+    from pipeline.status import corpus_status
 
     outcome = run_curate(
         source, corpus, load(config), address=address, json_logs=json_logs, console=err, **how
@@ -75,6 +77,12 @@ def _curate(
         show(outcome.selection, out)
     problems = [f"shards of {line}" for line in outcome.shard_failures]
     problems += [f"unreadable, to be tried again: {line}" for line in outcome.unreadable]
+    uncut = corpus_status(recordings_of(open_for(corpus, config))).stages["clips", Status.FAILED]
+    if uncut:
+        problems.append(
+            f"{uncut} recordings could not be cut and are no clips: see `wp2 table {corpus} failures`, "
+            "then run again with --retry-failed"
+        )
     for line in problems:
         err.print(f"wp2: {line}", markup=False, soft_wrap=True)
     if problems:

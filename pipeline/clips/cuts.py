@@ -34,6 +34,10 @@ ALONE = 2.0
 BETWEEN = 1.3
 NOTHING = 0.03
 LITTLE = 0.06
+# A coder that is starved of bits lets the picture creep, and catches up with a key frame (q_compress_crf51).
+# No camera in motion changes so little, none at rest so much; film cuts have more on one side or the other.
+CREEPS = (0.05, 0.5)
+CATCHES_UP = 15.0
 REPEATED = 0.05  # mean change of a picture that is shown again
 TINT = 20.0  # levels of mean colour: a flash changes at least one channel by this much, and gives it back
 BEFORE = FLASH + 2  # frames kept before a suspect
@@ -99,7 +103,7 @@ class Cuts:
             if j in frames and sameness(frames[j].small, here.small) >= SURELY_SAME:
                 self.flash.update(range(j + 1, k))  # an explosion grows over some frames, and is gone at once
                 return
-        if self._stands_alone(k, frames, same):
+        if self._stands_alone(k, frames, same) and not _catches_up(k, frames):
             self.cut.add(k)
 
     def _tint(self, k: int, frames: dict[int, _Seen]) -> None:
@@ -132,6 +136,12 @@ class Cuts:
         if same > LITTLE or here < BETWEEN * max(changes):
             return False
         return min(followed) >= SURELY_SAME
+
+
+def _catches_up(k: int, frames: dict[int, _Seen]) -> bool:
+    """Is the step a coder's that catches up: small, and the picture creeps on both sides?"""
+    beside = [s.change for j, s in frames.items() if j != k and k - FLASH <= j <= k + FLASH]
+    return frames[k].change < CATCHES_UP and all(CREEPS[0] < change < CREEPS[1] for change in beside)
 
 
 def _step(frames: dict[int, _Seen], k: int) -> float:

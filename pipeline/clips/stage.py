@@ -79,7 +79,9 @@ class Clips:
             try:
                 limits = Limits(c.timeout_s, c.memory_mb << 20, c.worker_calls)
                 seen = worker(limits).call(signals_of, source)
-            except (IsolationError, MediaError) as error:
+            except IsolationError as error:  # nobody has looked: not a clip until somebody has
+                return Result(Verdict.failed(because(error.reason, error.detail)))
+            except MediaError as error:
                 facts: dict[str, Fact] = {"clips": 1, "spans": WHOLE, "undecodable": str(error)}
                 return Result(Verdict.ok(), facts=facts)
         told, unread = self._log(unit, seen)
