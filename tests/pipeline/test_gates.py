@@ -153,7 +153,7 @@ def test_a_tolerated_number_of_bad_frames_passes(tmp_path):
 
 
 def test_a_clip_in_which_next_to_nothing_changes_is_static(tmp_path):
-    change = np.full(700, 0.2)  # a screen that flickers: no picture is held
+    change = np.full(700, 0.1)  # a screen that flickers: no picture is held
     change[:105] = 5.0
     receipt = gates(tmp_path, change=change)
     assert receipt.reasons == ("static: nothing changes in 85% of the seconds, 75% is the most",)
