@@ -35,7 +35,7 @@ BACK = 0.02  # a picture that is shown again
 # below, at 0.08, and the next at 0.23; of 20 loading cards the greatest is 0.15.
 PLACE = 0.2
 SHORTEST = 20  # frames of a card, 0.6 s at 35 fps; the pictures of a moving monster last up to 10
-BLACK = (20.0, 2.0)  # luma, limited range: mean and spread of a picture that shows nothing
+BLACK = (20.0, 0.75)  # luma, limited range: mean and spread of a picture of nothing; a night has more
 SHORTEST_BLACK = 8  # frames; a blink or a single lost picture is no loading
 LONGEST_CHAIN = 32
 CELL = 8  # pixels of gray@320

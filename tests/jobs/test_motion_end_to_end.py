@@ -99,6 +99,7 @@ def test_the_loop_is_found_and_the_other_clip_has_none(corpus: Store) -> None:
     assert int(loops["loop03"].split("-")[1]) >= 1000
 
 
+@pytest.mark.soak  # a minute of odometry; test_curate holds the same without it
 def test_two_ray_workers_make_the_same_bytes(corpus: Store, recordings: Path, tmp_path: Path) -> None:
     pool = RayPool(None, 2, None)
     try:
