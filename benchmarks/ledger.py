@@ -29,11 +29,12 @@ from jobs.config import CurateConfig
 from jobs.curate import Curator
 from jobs.progress import Progress
 from jobs.runner import InProcess
-from jobs.stages import STAGES, Statistics, flow
+from jobs.stages import STAGES, Statistics, flow, shards
 from pipeline.catalogue import DESCRIPTION, Catalogue
 from pipeline.ledger import SCHEMA, Ledger
+from pipeline.recordings import clip_rows, recordings_of
 from pipeline.scan import ScanCache, cache_keys
-from pipeline.shards.stage import Shards
+from pipeline.shards.write import ShardConfig, write_partition
 from pipeline.sources.found import Discovery, Found
 from pipeline.stage import config_digest, digest
 from pipeline.status import corpus_status, relation, sealed_files
@@ -54,7 +55,7 @@ def curator(corpus: Store) -> Curator:
         config,
         SOURCE,
         flow(config, corpus, Statistics.newest(corpus)),
-        Shards(config.shards, corpus),
+        shards(config, corpus),
         InProcess(),
         progress,
     )
@@ -67,12 +68,13 @@ def make(corpus: Store, clips: int) -> None:
             {
                 "clip_id": h[:16], "recording_id": h[:16], "source": SOURCE, "sha256": h, "bytes": 40_000_000,
                 "source_path": f"part{h[:2]}/{h[:20]}.mp4", "also_at": [], "game": "", "perspective": "fps",
-                "licence": "CC-BY-4.0",
+                "licence": "CC-BY-4.0", "start": 0, "stop": 0, "kind": "navigation",
             }
             for h in ids
         ],
         schema=DESCRIPTION,
     )  # fmt: skip
+    Catalogue.load(recordings_of(corpus)).update(found, 1000, 0.02)
     catalogue = Catalogue.load(corpus).update(found, 1000, 0.02)
     made = curator(corpus)
     stages = made.flow.stages
@@ -112,7 +114,7 @@ def make(corpus: Store, clips: int) -> None:
         path = Path(corpus.full(f"ledger/{name}/sealed-00000001-{mark}.parquet"))
         path.parent.mkdir(parents=True)
         pq.write_table(rows, path, compression="zstd")
-        corpus.write(f"index/{name}.json", b"{}")
+        write_partition(corpus, name, [], ShardConfig())
 
 
 def run(corpus: Store, what: str, clips: int) -> None:
@@ -134,14 +136,18 @@ def run(corpus: Store, what: str, clips: int) -> None:
         found = tuple(Found(p, 40_000_000, "1700000000", "", Perspective.FIRST, "CC-BY-4.0") for p in rows)
         listing = Discovery(found, {})
         keys = cache_keys(SOURCE, listing)
-        known = Catalogue.load(corpus).table()
+        recordings = recordings_of(corpus)
+        known = Catalogue.load(recordings).table()
         cache = ScanCache(
-            corpus, known.drop_columns(["partition", "split"]).add_column(0, "key", pa.array(keys))
+            recordings, known.drop_columns(["partition", "split"]).add_column(0, "key", pa.array(keys))
         )
         assert cache.missing(keys) == []
         table = cache.describe(SOURCE, keys)
         before = {s.path: s.version for s in corpus.list("catalogue")}
-        Catalogue.load(corpus).update(table, 1000, 0.02)
+        Catalogue.load(recordings).update(table, 1000, 0.02)
+        del cache, known, table, listing, found, rows
+        held = Catalogue.load(corpus)
+        held.update(clip_rows(corpus, held), 1000, 0.02)
         assert {s.path: s.version for s in corpus.list("catalogue")} == before
     seconds = time.perf_counter() - started
     # VmHWM, not ru_maxrss: the latter starts from what the parent held when it forked.
