@@ -22,6 +22,7 @@ import pytest
 from jobs.caption_run import run_caption
 from jobs.captioner import NotReady, captioning
 from jobs.config import CurateConfig
+from jobs.corpus_run import run_curate
 from jobs.curate import Curator, Outcome
 from jobs.engine import (
     Engine,
@@ -47,6 +48,7 @@ from pipeline.ledger import Ledger
 from pipeline.shards.verify import verify
 from pipeline.store import Store
 from pipeline.tables import batches
+from schemas.errors import StopRun
 from schemas.quality import Status
 from tests.caption_server import CaptionServer
 from tests.jobs.caption_corpus import CLIPS, ROOT, accepted, attempts, config, make_corpus, stand_in
@@ -143,6 +145,49 @@ def test_clips_are_captioned_many_at_once_and_stand_in_shards(corpus: Path) -> N
     texts = "".join(p.read_bytes().decode("latin-1") for p in (corpus / "shards/annotations").iterdir())
     assert texts.count('"provenance":"stand-in"') == len(CLIPS)
     assert verify(Store(str(corpus))) == []
+
+
+def test_a_clip_without_an_answer_keeps_its_place_and_holds_nothing_back(corpus: Path) -> None:
+    """Nor does a run that captions nothing take captions away, ask again, or hide who has none."""
+    (unlucky, *_) = sorted(r["clip_id"] for b in batches(Store(str(corpus)), "clips") for r in b.to_pylist())
+    with CaptionServer(script={unlucky: ["context_too_long"]}) as server:
+        (outcome,) = run_caption(str(corpus), vlm(server.url), EngineConfig(), pool=InProcess())
+        assert len(server.seen) == len(CLIPS) - 1 + 4, "one request a clip, and one ladder"
+    assert outcome.counts[Status.FAILED] == 1 and outcome.shard_failures == []
+    after = annotations(corpus)
+    assert (
+        after.count('"provenance":"stand-in"') == len(CLIPS) - 1
+        and after.count(f'"clip_id":"{unlucky}"') == 1
+    )
+    source = next(batches(Store(str(corpus)), "clips")).to_pylist()[0]["source"]
+    run_curate(source, str(corpus), config(), pool=InProcess())
+    assert annotations(corpus) == after
+    (failed,) = [r for b in batches(Store(str(corpus)), "failures") for r in b.to_pylist()]
+    assert failed["clip_id"] == unlucky and failed["reasons"].startswith("no_answer")
+    with CaptionServer() as server:
+        run_caption(str(corpus), vlm(server.url), EngineConfig(), retry_failed=True, pool=InProcess())
+        assert {s.clip for s in server.seen} == {unlucky}
+    assert annotations(corpus).count('"provenance":"stand-in"') == len(CLIPS)
+
+
+def test_a_damaged_file_of_attempts_ends_the_run_and_costs_no_caption(corpus: Path) -> None:
+    with CaptionServer() as server:
+        run_caption(str(corpus), vlm(server.url), EngineConfig(), pool=InProcess())
+        before = annotations(corpus)
+        for segment in (corpus / "captions/attempts").glob("g0*/*.parquet"):
+            segment.write_bytes(b"damaged")
+        other = config(
+            caption={"source": "vlm", "limits": {"per_interval": 1}}, serve={"endpoints": [server.url]}
+        )
+        with pytest.raises(StopRun, match=r"captions/attempts/.* is damaged: delete it"):
+            run_caption(str(corpus), other, EngineConfig(), pool=InProcess())
+    assert annotations(corpus) == before
+    assert set(held(corpus).values()) == {Status.OK}
+
+
+def annotations(corpus: Path) -> str:
+    tars = sorted((corpus / "shards/annotations").iterdir())
+    return "".join(p.read_bytes().decode("latin-1") for p in tars)
 
 
 def test_on_a_cluster_the_desks_are_actors_and_a_budget_is_theirs_too(corpus: Path) -> None:

@@ -156,3 +156,14 @@ def test_other_lengths_leave_recordings_that_were_cut(cut: Path, footage: Path) 
 def test_cutting_anew_is_refused(cut: Path) -> None:
     with pytest.raises(StageOrderError, match="cut once"):
         run_curate(f"folder:{cut.parent / 'in'}", str(cut), config(), anew="clips", pool=InProcess())
+
+
+def test_a_recording_that_nobody_could_look_at_is_no_clip_and_is_named(footage: Path, tmp_path: Path) -> None:
+    entry = f"gameplay:{source(tmp_path / 'in', footage, 'frame')}"
+    run_curate(entry, str(tmp_path / "out"), config(timeout_s=0.01), pool=InProcess())
+    assert rows(tmp_path / "out", "clips") == []
+    (failed,) = rows(tmp_path / "out", "failures")
+    assert failed["stage"] == "clips" and failed["reasons"].startswith("timeout")
+    run_curate(entry, str(tmp_path / "out"), config(), retry_failed=True, only="clips", pool=InProcess())
+    assert len(rows(tmp_path / "out", "clips")) >= 3
+    assert rows(tmp_path / "out", "failures") == []
