@@ -79,8 +79,9 @@ def run_caption(
             written = run(used, flow(config, corpus, statistics), shards(config, corpus))
         for outcome, wrote in zip(outcomes, written, strict=True):
             outcome.shard_failures += wrote.shard_failures
-        progress.enter("select")
-        select(corpus, config.select, CLIP_STAGES)
+        if len(catalogue):
+            progress.enter("select")
+            select(corpus, config.select, CLIP_STAGES)
     return outcomes
 
 

@@ -184,6 +184,11 @@ def frame_pass(
         if state.first is None:
             raise MediaError(Reason.NO_FRAMES, f"{len(state.packets)} packets give no frame with a time")
         info = _info(container, chosen, state.first)
+    return _decoded(state, info, part)
+
+
+def _decoded(state: _Pass, info: StreamInfo, part: Part | None) -> Decoded:
+    """Frames and report of a pass, or of a part of it."""
     pts = np.asarray(state.pts, np.int64)
     pixels = np.asarray(state.pixels, np.uint64)
     if part is None:

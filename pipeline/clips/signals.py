@@ -186,7 +186,7 @@ def read_signals(corpus: Store, clip: Clip) -> Signals:
     """Signals of a clip's own frames. Raises StoreError when the file is damaged or of another schema."""
     if clip.signals is None:
         raise StoreError(f"clip {clip.clip_id} has no signals: it was catalogued without the cutting stage")
-    remedy = "the recording must be cut again: remove the corpus's work/clips and run `wp2 curate`"
+    remedy = "delete recordings/ledger/g* and run `wp2 curate`: it is made anew, and clips keep their frames"
     table = corpus.table(clip.signals.path, remedy)
     meta = table.schema.metadata or {}
     if meta.get(b"schema_version") != str(SCHEMA_VERSION).encode():

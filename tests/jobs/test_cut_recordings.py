@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,18 @@ def test_other_lengths_leave_recordings_that_were_cut(cut: Path, footage: Path) 
         f"gameplay:{entry}", str(cut), config(navigation_min_s=2.0, navigation_max_s=3.0), pool=InProcess()
     )
     assert spans(cut) == before
+    assert outcome.already_done == len(before)
+
+
+def test_lost_signals_are_made_anew_as_their_error_says(cut: Path) -> None:
+    before = spans(cut)
+    (signals,) = (cut / "recordings/work/clips").rglob("*.signals.parquet")
+    data = signals.read_bytes()
+    signals.unlink()
+    for folder in (cut / "recordings/ledger").glob("g*"):
+        shutil.rmtree(folder)
+    outcome = run_curate(f"gameplay:{cut.parent / 'in'}", str(cut), config(), pool=InProcess())
+    assert signals.read_bytes() == data and spans(cut) == before
     assert outcome.already_done == len(before)
 
 
