@@ -30,9 +30,8 @@ def caption(
 ) -> None:
     """Caption every clip of a corpus with a vision-language model, and write its shards."""
     from jobs.caption_run import run_caption
-    from jobs.commands.curate import status
+    from jobs.commands.curate import show_status
     from jobs.config import load
-    from pipeline.status import corpus_status
     from schemas.quality import Status
 
     settings = load(config)
@@ -61,11 +60,11 @@ def caption(
     )
     done, rejected, failed = (sum(o.counts[s] for o in outcomes) for s in Status)
     out.print(f"{done} clips captioned, {rejected} rejected, {failed} failed in this run")
-    status(corpus, config)
+    found, _ = show_status(corpus, config)
     problems = [line for o in outcomes for line in o.shard_failures]
     for line in problems:
         err.print(f"wp2: shards of {line}", markup=False, soft_wrap=True)
-    if standing := corpus_status(open_for(corpus, config)).stages["caption", Status.FAILED]:
+    if standing := found.stages["caption", Status.FAILED]:
         err.print(f"wp2: {standing} clips have no answer yet: `wp2 caption ... --retry-failed` asks again")
     if problems or standing:
         raise typer.Exit(1)

@@ -23,6 +23,7 @@ from jobs.commands.base import (
     open_for,
     out,
 )
+from pipeline.status import CorpusStatus
 from schemas.quality import Status
 
 
@@ -61,8 +62,6 @@ def _curate(
     from jobs.config import load
     from jobs.corpus_run import run_curate
     from jobs.select import show
-    from pipeline.recordings import recordings_of
-    from pipeline.status import corpus_status
 
     outcome = run_curate(
         source, corpus, load(config), address=address, json_logs=json_logs, console=err, **how
@@ -72,13 +71,12 @@ def _curate(
     if outcome.ignored:
         passed = ", ".join(f"{n} {kind or 'without suffix'}" for kind, n in sorted(outcome.ignored.items()))
         err.print(f"passed over in the source: {passed}", markup=False)
-    status(corpus, config)
+    _, cut = show_status(corpus, config)
     if outcome.selection is not None:
         show(outcome.selection, out)
     problems = [f"shards of {line}" for line in outcome.shard_failures]
     problems += [f"unreadable, to be tried again: {line}" for line in outcome.unreadable]
-    uncut = corpus_status(recordings_of(open_for(corpus, config))).stages["clips", Status.FAILED]
-    if uncut:
+    if uncut := cut.stages["clips", Status.FAILED]:
         problems.append(
             f"{uncut} recordings could not be cut and are no clips: see `wp2 table {corpus} failures`, "
             "then run again with --retry-failed"
@@ -109,6 +107,11 @@ def verify(corpus: CorpusArg, config: ConfigOpt = None) -> None:
 @app.command(rich_help_panel=SEE)
 def status(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     """Units done, rejected and failed, per stage, and the reasons."""
+    show_status(corpus, config)
+
+
+def show_status(corpus: str, config: Path | None) -> tuple[CorpusStatus, CorpusStatus]:
+    """Print the state of a corpus, and answer with that of its clips and of its recordings."""
     from jobs.stages import SHOWN
     from pipeline.recordings import recordings_of
     from pipeline.status import corpus_status
@@ -131,3 +134,4 @@ def status(corpus: CorpusArg, config: ConfigOpt = None) -> None:
     out.print(table)
     for (stage, verdict, reason), n in sorted((found.reasons + cut.reasons).items(), key=lambda x: -x[1]):
         out.print(f"  {n:>7} {verdict} at {stage}: {reason}", markup=False)
+    return found, cut
