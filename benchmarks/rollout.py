@@ -27,8 +27,9 @@ from trainer.model.layout import memory
 from trainer.model.memory import MemoryCompressor, MemoryState
 from trainer.model.pdd_head import CompactHead
 from trainer.model.wan import build
+from trainer.noise import keyed
 from trainer.rollout import Rollout, Scene, Settings
-from trainer.sampler import ManySteps, keyed
+from trainer.sampler import ManySteps
 from trainer.schedule import PddSchedule
 
 SHOWN = (1, 2, 5, 10, 20, 40, 80, 160, 256)

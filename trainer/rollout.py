@@ -26,7 +26,8 @@ from trainer.model.kvcache import EMPTY, CrossCache, KvCache, RawText, Text, che
 from trainer.model.layout import Kind, Layout, prefill, target
 from trainer.model.memory import MemoryState
 from trainer.model.wan import History, Inputs, Outputs, Plan, WanModel, make_plan
-from trainer.sampler import ManySteps, few_steps, guided, keyed_noise, many_steps
+from trainer.noise import keyed_noise
+from trainer.sampler import ManySteps, few_steps, guided, many_steps
 from trainer.schedule import Block, PddSchedule, Sigma
 
 MASK_CHANNELS = 4

@@ -1,17 +1,15 @@
 """From noise to clean latents of one chunk: many steps of a velocity, or the four of a few-step model.
 
 A sampler knows neither networks nor memory: it is given a function that predicts, which knows the expert that
-a noise level belongs to (`Preset.expert`). Every draw of noise has a key, and nothing else decides it.
+a noise level belongs to (`Preset.expert`).
 Source: spec/worldplay2.md a.1, a.2, f.2, i.3; DESIGN rule 9.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from trainer.schedule import Block, PddSchedule, ScheduleError, Sigma, clean_estimate, renoise
@@ -29,17 +27,6 @@ class ManySteps:
     steps: int = 40
     shift: float = 5.0
     guidance: float = 3.5
-
-
-def keyed(seed: int, *role: str | int) -> torch.Generator:
-    """A CPU generator that depends on the seed and the role alone, so every device draws the same."""
-    digest = hashlib.sha256("|".join(map(str, (seed, *role))).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-
-
-def keyed_noise(shape: tuple[int, ...], device: torch.device, seed: int, *role: str | int) -> Tensor:
-    """float32 N(0, 1) of a key, on a device."""
-    return torch.randn(shape, generator=keyed(seed, *role)).to(device)
 
 
 def guided(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:

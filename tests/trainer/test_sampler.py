@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tests.trainer.model_support import draw
 from trainer.config import A14B
-from trainer.sampler import ManySteps, few_steps, guided, keyed_noise, many_steps
+from trainer.noise import keyed_noise
+from trainer.sampler import ManySteps, few_steps, guided, many_steps
 from trainer.schedule import Block, PddSchedule, ScheduleError, Sigma, flow_sigmas, shift_ratio
 
 SHAPE = (1, 2, 4, 3, 3)

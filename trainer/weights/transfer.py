@@ -32,7 +32,7 @@ from trainer.model.adapters import (
 )
 from trainer.model.memory import MemoryCompressor
 from trainer.model.wan import WanModel
-from trainer.sampler import keyed
+from trainer.noise import keyed
 from trainer.weights.checkpoint import PAIR, Checkpoint, Expert
 from trainer.weights.tensorfile import WeightsError, read_tensor, write
 

@@ -1,0 +1,146 @@
+"""The curriculum: what each stage minimises, on what data, from where, and what must hold before the next.
+
+Stages: 1 actions on independent clips; 2a frame queries through memory and 2b the next clip (TinyHistory);
+3 teacher-forced chunks; 4 few steps (PDD); 5 Stable Forcing. Lengths are in latents, histories in chunks.
+Source: spec/worldplay2.md c.4, d, e, f.3, g, k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from trainer.config import ConfigError
+
+CLIP = 32
+"""Latents of a target of stages 1 and 2, and of the clips that are scored in stage 5."""
+
+
+class Objective(StrEnum):
+    CLIP = "clip"  # flow matching of a whole clip at one noise level, with or without memory
+    QUERIES = "queries"  # latents of the history, answered through compressed memory alone
+    CHUNKS = "chunks"  # teacher-forced chunks, a noise level each
+    PDD = "pdd"
+    STABLE = "stable"
+
+
+class Draw(StrEnum):
+    LOGIT_NORMAL = "logit_normal"
+    UNIFORM = "uniform"
+
+
+@dataclass(frozen=True)
+class SigmaLaw:
+    """Noise levels of training: u is drawn, sigma = s u / (1 + (s - 1) u), restricted to the range of the
+    expert by drawing u inside its pre-image. mean, std: of the normal variable whose logistic is u.
+    per_chunk: a level for each chunk, else one for the whole target. Source: spec/worldplay2.md e."""
+
+    draw: Draw = Draw.LOGIT_NORMAL
+    mean: float = 0.0
+    std: float = 1.0
+    shift: float = 5.0
+    per_chunk: bool = False
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW. betas[0] = 0 keeps no first moment. eight_bit: moments of 8 bits (torchao). clip: largest global
+    gradient norm. warmup: steps of linear rise; then constant, unless decay: share of the steps, at the end,
+    over which the rate falls to zero. ema_from: first step that the average takes in."""
+
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+    eight_bit: bool = False
+    clip: float = 1.0
+    warmup: int = 0
+    decay: float = 0.0
+    ema: float = 0.999
+    ema_from: int = 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage. start: the stage whose weights it begins with, None for the first. steps: of each expert.
+
+    batch: samples of a step, over all ranks. micro: samples of one forward pass. target: latents predicted
+    (for queries: how many at most). histories: chunks of memory that a sample may have; the longest that its
+    clip allows are left out for it. segments: independent encodes instead of the continuous one. events:
+    share of samples from event clips. trainable: prefixes of parameter names, "" for all.
+    text_drop: share of samples with the negative prompt alone; field_drop: whose prompt lacks fields.
+    gate: name of the held-out measure that must pass before the next stage starts; empty for none.
+    """
+
+    name: str
+    objective: Objective
+    start: str | None
+    steps: int
+    target: int
+    histories: tuple[int, ...]
+    segments: bool = False
+    batch: int = 64
+    micro: int = 1
+    events: float = 0.0
+    sigma: SigmaLaw = field(default_factory=SigmaLaw)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainable: tuple[str, ...] = ("",)
+    text_drop: float = 0.1
+    field_drop: float = 0.2
+    gate: str = ""
+
+    def __post_init__(self) -> None:
+        if self.batch % self.micro:
+            raise ConfigError(f"stage {self.name}: {self.batch} samples do not split by {self.micro}")
+        if self.segments and (self.histories != (0,) or self.target != CLIP):
+            raise ConfigError(f"stage {self.name}: an independent encode is {CLIP} latents without history")
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("1", Objective.CLIP, None, 20_000, CLIP, (0,), segments=True, gate="actions"),
+    Stage("2a", Objective.QUERIES, "1", 10_000, 4, (4, 8, 12, 16, 24), events=0.1, gate="recall"),
+    Stage("2b", Objective.CLIP, "2a", 20_000, CLIP, (0, 2, 4, 8, 16), events=0.1, gate="memory"),
+    Stage(
+        "3",
+        Objective.CHUNKS,
+        "2b",
+        20_000,
+        16,
+        (0, 1, 2, 4, 8, 16, 24, 32),
+        events=0.1,
+        sigma=SigmaLaw(per_chunk=True),
+        gate="next_chunk",
+    ),
+)
+"""Full size. Steps and batch are this project's start values: the authors published none."""
+
+_SMALL = {"1": 600, "2a": 300, "2b": 400, "3": 600}
+"""Steps of the presets `tiny` and `small`, for two cores."""
+
+
+def curriculum(preset: str) -> tuple[Stage, ...]:
+    """The stages of a preset, in order."""
+    if preset not in ("tiny", "small"):
+        return STAGES
+    optim = OptimConfig(lr=1e-3, warmup=50, decay=0.2, ema=0.98)
+    histories = {"1": (0,), "2a": (4, 6, 8), "2b": (0, 2, 4, 6), "3": (0, 1, 2, 4, 6)}
+    return tuple(
+        replace(s, steps=_SMALL[s.name], batch=8, micro=8, histories=histories[s.name], optim=optim)
+        for s in STAGES
+    )
+
+
+def select(stages: tuple[Stage, ...], span: str) -> tuple[Stage, ...]:
+    """Stages of "3", "1-3" or "2a-2b"; a number stands for all of its phases. Raises ConfigError."""
+    first, _, last = span.partition("-")
+
+    def places(name: str) -> list[int]:
+        found = [k for k, s in enumerate(stages) if s.name == name or s.name.rstrip("ab") == name]
+        if not found:
+            raise ConfigError(f"no stage {name!r}: one of {', '.join(s.name for s in stages)}")
+        return found
+
+    start, stop = places(first)[0], places(last or first)[-1]
+    if stop < start:
+        raise ConfigError(f"stages {span!r} go backwards")
+    return stages[start : stop + 1]

@@ -1,0 +1,1 @@
+"""Shards to batches: the plan of the order, the reader that streams it, the batch."""

@@ -1,0 +1,1 @@
+"""What a stage minimises: pure functions of networks and a batch."""
