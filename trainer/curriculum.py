@@ -60,6 +60,38 @@ class OptimConfig:
     ema_from: int = 0
 
 
+class Solver(StrEnum):
+    EULER = "euler"
+    MIDPOINT = "midpoint"
+
+
+@dataclass(frozen=True)
+class PddConfig:
+    """Stage 4. solver: of the teacher's mean velocity over an interval. guidance: w of u + w (c - u), folded
+    into it. Source: spec/worldplay2.md f.3."""
+
+    solver: Solver = Solver.MIDPOINT
+    guidance: float = 3.5
+
+
+@dataclass(frozen=True)
+class StableConfig:
+    """Stage 5. latents: of a rollout. guidance: of the real score, w of u + w (c - u); the fake one has none.
+    shift, lowest, highest: of the noise levels at which clips are scored. floor: least mean |x - x0_real|, as
+    a share of the clip's root mean square. limit: largest |g| that counts. critic_steps: updates of the fake
+    score for one of the student. critic_lr: its rate. Source: spec/worldplay2.md g.2, g.3."""
+
+    latents: int = 320
+    guidance: float = 3.5
+    shift: float = 5.0
+    lowest: float = 0.02
+    highest: float = 0.98
+    floor: float = 0.01
+    limit: float = 100.0
+    critic_steps: int = 5
+    critic_lr: float = 4e-7
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage. start: the stage whose weights it begins with, None for the first. steps: of each expert.

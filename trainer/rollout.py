@@ -23,10 +23,10 @@ from trainer.config import LATENTS_PER_PAIR, Preset
 from trainer.model.action import check_rows
 from trainer.model.attention import Backend
 from trainer.model.kvcache import EMPTY, CrossCache, KvCache, RawText, Text, check_horizon
-from trainer.model.layout import Kind, Layout, prefill, target
+from trainer.model.layout import Kind, Layout, anchor, compressed, sink, target
 from trainer.model.memory import MemoryState
 from trainer.model.wan import History, Inputs, Outputs, Plan, WanModel, make_plan
-from trainer.noise import keyed_noise
+from trainer.noise import noise_of
 from trainer.sampler import ManySteps, few_steps, guided, many_steps
 from trainer.schedule import Block, PddSchedule, Sigma
 
@@ -41,10 +41,12 @@ class SceneError(ValueError):
 
 @dataclass(frozen=True)
 class Scene:
-    """What a video is made from.
+    """What B videos are made from, chunk by chunk side by side.
 
-    image: [1, 3, 1, H, W] in [-1, 1]. actions: [1, T, 6]. texts: encoded prompts [n, text_dim], each without
-    padding. prompts: which of them each chunk reads. negative: what guidance leads away from.
+    image: [B, 3, 1, H, W] in [-1, 1]. actions: [B, T, 6]. texts: encoded prompts, each [n, text_dim] without
+    padding, or [B, n, text_dim] padded with zeros where every video has its own. prompts: which of them each
+    chunk reads. negative: [n, text_dim], what guidance leads away from. positions: of the videos in a stream;
+    their noise is keyed by these.
     """
 
     image: Tensor
@@ -52,20 +54,35 @@ class Scene:
     texts: tuple[Tensor, ...]
     prompts: tuple[int, ...]
     negative: Tensor
+    positions: tuple[int, ...] = (0,)
 
     @property
     def latents(self) -> int:
         return self.actions.shape[1]
 
+    def text(self, prompt: int, device: torch.device) -> RawText:
+        """A prompt for all videos, [B, 1, n, text_dim]. prompt: a place in `texts`, or NEGATIVE."""
+        text = self.negative if prompt == NEGATIVE else self.texts[prompt]
+        each = text[None].expand(len(self.positions), -1, -1) if text.ndim == 2 else text
+        return RawText(each.to(device)[:, None])
+
 
 @dataclass(frozen=True)
 class Chunk:
-    """index; latents [1, 16, 4, H/8, W/8]; pixels [1, 3, 13 or 16, H, W] in [-1, 1]; bytes of all caches."""
+    """latents: [B, 16, 4, H/8, W/8]. pixels: [B, 3, 13 or 16, H, W] in [-1, 1]. cache_bytes: of all caches.
+
+    full: [B, 36, 4, H/8, W/8], latents with their image condition. low: [B, 36, 2, H/32, W/32], the same at
+    low resolution; None for the last chunk, which is nobody's memory. states: what each few-step block
+    started from, [B, 16, 4, H/8, W/8] each; empty with many steps.
+    """
 
     index: int
     latents: Tensor
     pixels: Tensor
     cache_bytes: int
+    full: Tensor
+    low: Tensor | None
+    states: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -104,7 +121,7 @@ class _Condition:
 
     @staticmethod
     def rows(head: Tensor, first: int, stop: int) -> Tensor:
-        """[1, 20, stop - first, h, w]: mask (ones at latent 0 only), then latents of the zero clip."""
+        """[B, 20, stop - first, h, w]: mask (ones at latent 0 only), then latents of the zero clip."""
         y = extend(head, stop)[:, :, first:stop]
         mask = torch.zeros_like(y[:, :MASK_CHANNELS])
         if first == 0:
@@ -138,6 +155,9 @@ class Rollout:
             )
         if tuple(scene.image.shape[-2:]) != (preset.geometry.height, preset.geometry.width):
             raise SceneError(f"image of {tuple(scene.image.shape[-2:])} for a picture of {preset.geometry}")
+        videos = {len(scene.image), len(scene.actions), len(scene.positions)}
+        if len(videos) != 1:
+            raise SceneError(f"images, actions and positions of {sorted(videos)} videos: give one each")
         check_rows(scene.actions)
         for name, model in self.experts.items():
             check_horizon(scene.latents, model.config.max_latents)
@@ -151,7 +171,7 @@ class Rollout:
         }
         self._device = next(iter(self.experts.values())).patch_embedding.weight.device
         self._actions = scene.actions.to(self._device)
-        self._negative = RawText(scene.negative.to(self._device)[None, None])
+        self._negative = scene.text(NEGATIVE, self._device)
 
     @torch.no_grad()
     def chunks(self) -> Iterator[Chunk]:
@@ -161,22 +181,27 @@ class Rollout:
         condition = _Condition(condition.full.to(self._device), condition.low.to(self._device))
         decoder: Cache | None = None
         low_encoder: Cache | None = None
-        sink = last = torch.empty(0)
+        head = last = torch.empty(0)
         count = len(scene.prompts)
         for index in range(count):
             first, stop = index * preset.chunk, (index + 1) * preset.chunk
             y = condition.rows(condition.full, first, stop)
-            clean = self._denoise(index, y)
+            clean, states = self._denoise(index, y)
+            full, low = torch.cat([clean, y], dim=1), None
             pixels, decoder = self.codec.decode(clean.to(self.codec.device), decoder)
             if index + 1 < count:  # the last chunk is nobody's memory
                 low, low_encoder = lowres.encode_chunk(self.codec, pixels, low_encoder)
                 pairs = (first // LATENTS_PER_PAIR, stop // LATENTS_PER_PAIR)
                 low = torch.cat([low.to(self._device), condition.rows(condition.low, *pairs)], dim=1)
-                full = torch.cat([clean, y], dim=1)
-                sink = full[:, :, : preset.sink] if index == 0 else sink
+                head = full[:, :, : preset.sink] if index == 0 else head
                 last = full[:, :, preset.chunk - preset.temporal :]
-                self._remember(index, full, low, sink, last)
-            yield Chunk(index, clean, pixels, self.cache_bytes)
+                self._remember(index, full, low, head, last)
+            yield Chunk(index, clean, pixels, self.cache_bytes, full, low, states)
+
+    @property
+    def caches(self) -> dict[str, KvCache]:
+        """The memory of each expert so far, under the prompts."""
+        return {name: branch.cache for (name, negative), branch in self._branches.items() if not negative}
 
     @property
     def cache_bytes(self) -> int:
@@ -184,11 +209,10 @@ class Rollout:
 
     # --- denoising ----------------------------------------------------------------------------------------
 
-    def _denoise(self, index: int, y: Tensor) -> Tensor:
-        """Clean latents [1, 16, 4, h, w] of a chunk."""
-        shape = (1, 16, self.preset.chunk, *self.preset.geometry.latent)
-        seed, plan = self.settings.seed, self._plan(target(self.preset, index, index + 1), remembers=False)
-        noise = keyed_noise(shape, self._device, seed, index, "start")
+    def _denoise(self, index: int, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Clean latents [B, 16, 4, h, w] of a chunk, and the states that few-step blocks started from."""
+        plan = self._plan(target(self.preset, index, index + 1), remembers=False)
+        noise = self._noise(index, "start")
 
         def velocity(state: Tensor, sigma: Sigma) -> Tensor:
             given = self._given(plan, torch.cat([state, y], dim=1), sigma)
@@ -202,29 +226,48 @@ class Rollout:
         def decode(state: Tensor, block: Block) -> tuple[Tensor, Tensor]:
             rows = self.experts[block.expert].head.rows(block).to(self._device)
             given = self._given(plan, torch.cat([state, y], dim=1), block.sigma_start)
-            given = replace(given, rows=rows[None, None].expand(1, self.preset.chunk, -1, -1))
+            given = replace(given, rows=rows[None, None].expand(len(state), self.preset.chunk, -1, -1))
             out = self._run(block.expert, False, index, given).prediction
             assert out is not None
             return out[:, 0], out[:, 1]
 
         def fresh(block: int) -> Tensor:
-            return keyed_noise(shape, self._device, seed, index, f"renoise-{block}")
+            return self._noise(index, f"renoise-{block}")
 
         if self.settings.few is not None:
-            return few_steps(decode, noise, self.settings.few, fresh)
-        return many_steps(velocity, noise, self.settings.many)
+            states: list[Tensor] = []
+            clean = few_steps(decode, noise, self.settings.few, fresh, states)
+            return clean, tuple(states)
+        return many_steps(velocity, noise, self.settings.many), ()
 
-    def _remember(self, index: int, full: Tensor, low: Tensor, sink: Tensor, last: Tensor) -> None:
-        """Add chunk `index` to every cache. full: [1, 36, 4, H, W]; low: [1, 36, 2, H/4, W/4]."""
-        plan = self._plan(prefill(self.preset, index + 1, index), remembers=True)
-        latents = torch.cat([sink, last], dim=2) if plan.layout.count(Kind.SINK) else last
-        given = replace(self._given(plan, latents, None), keep=True)
+    def _remember(self, index: int, full: Tensor, low: Tensor, first: Tensor, last: Tensor) -> None:
+        """Add chunk `index` to every cache. full: [B, 36, 4, H, W]; low: [B, 36, 2, H/4, W/4]; first, last:
+        latents of the sink and of the anchor.
+
+        The anchor has a pass of its own, so that replay, which fills in that alone, gives the same bits.
+        """
+        preset, start = self.preset, index == 0
+        chunk = compressed(preset, index, index + 1)
+        layout = sink(preset) + chunk if start else chunk
+        plan = self._plan(layout, remembers=True)
+        given = replace(self._given(plan, first if start else last[:, :, :0], None), keep=True)
         for (expert, negative), branch in self._branches.items():
             branch.cache = branch.cache.without_tail()
             own = replace(given, history=History(full, low, branch.state))
             out = self._run(expert, negative, index, own)
             assert out.segment is not None
             branch.cache, branch.state = branch.cache.extend(out.segment), out.memory
+        plan = self._plan(anchor(preset, index + 1), remembers=True)
+        given = replace(self._given(plan, last, None), keep=True)
+        for (expert, negative), branch in self._branches.items():
+            out = self._run(expert, negative, index, given)
+            assert out.segment is not None
+            branch.cache = branch.cache.extend(out.segment)
+
+    def _noise(self, chunk: int, role: str) -> Tensor:
+        """[B, 16, 4, h, w] of a role in a chunk."""
+        shape = (16, self.preset.chunk, *self.preset.geometry.latent)
+        return noise_of(self.scene.positions, shape, self._device, self.settings.seed, chunk, role)
 
     def _plan(self, layout: Layout, *, remembers: bool) -> Plan:
         """Of a pass over the caches, whose layouts are the same in all branches."""
@@ -235,9 +278,9 @@ class Rollout:
         )
 
     def _given(self, plan: Plan, latents: Tensor, sigma: Sigma | None) -> Inputs:
-        """What all branches of a pass are given. latents: [1, 36, F, H, W]; sigma: of predicted frames."""
+        """What all branches of a pass are given. latents: [B, 36, F, H, W]; sigma: of predicted frames."""
         predicted = plan.layout.count(Kind.PRED)
-        level = torch.full((1, predicted), sigma or 0.0, dtype=torch.float64, device=self._device)
+        level = torch.full((len(latents), predicted), sigma or 0.0, dtype=torch.float64, device=self._device)
         return Inputs(plan, latents, level, self._actions, self._negative)
 
     def _run(self, expert: str, negative: bool, chunk: int, given: Inputs) -> Outputs:
@@ -246,8 +289,7 @@ class Rollout:
         prompt = NEGATIVE if negative else self.scene.prompts[chunk]
         text: Text | None = branch.text if branch.text_of == prompt else None
         if text is None:
-            raw = self.scene.negative if negative else self.scene.texts[prompt]
-            text = RawText(raw.to(self._device)[None, None])
+            text = self._negative if negative else self.scene.text(prompt, self._device)
         known = isinstance(text, CrossCache)
         out: Outputs = branch.model(
             replace(given, text=text, cache=branch.cache, keep=given.keep or not known)

@@ -57,14 +57,21 @@ def many_steps(velocity: Velocity, noise: Tensor, settings: ManySteps) -> Tensor
 
 
 def few_steps(
-    decode: Decoder, noise: Tensor, schedule: PddSchedule, fresh: Callable[[int], Tensor]
+    decode: Decoder,
+    noise: Tensor,
+    schedule: PddSchedule,
+    fresh: Callable[[int], Tensor],
+    states: list[Tensor] | None = None,
 ) -> Tensor:
     """Clean latents by one consistency step a block, with new noise between blocks.
 
-    noise: the state at sigma 1. fresh: the noise after the block of an index. Source: spec/worldplay2.md f.2.
+    noise: the state at sigma 1. fresh: the noise after the block of an index. states: takes the state that
+    each block starts from, for replay. Source: spec/worldplay2.md f.2, g.2.
     """
     state = noise
     for block in schedule.blocks:
+        if states is not None:
+            states.append(state)
         clean = clean_estimate(state, *decode(state, block), block)
         state = clean if block.sigma_stop == 0.0 else renoise(clean, fresh(block.index), block)
     return state

@@ -207,7 +207,7 @@ def test_few_step_weights_take_four_passes_a_chunk(few: dict[str, WanModel], cod
         sigmas = [float(i.sigma[0, 0]) for i, o in spy.calls if o.prediction is not None]
         own = [b.sigma_start for b in PddSchedule().blocks_of(name)]
         assert sigmas == pytest.approx(own * 3)
-        assert len(spy.calls) == 2 * 3 + 2  # and a prefill after every chunk but the last
+        assert len(spy.calls) == 2 * 3 + 2 * 2  # and two of memory after every chunk but the last
     assert changed_from(video, play(few, codec, scene(3), settings)) == [False] * 3
     other = replace(settings, few=PddSchedule(intervals=256))
     assert changed_from(video, play(few, codec, scene(3), other)) == [True] * 3
@@ -216,6 +216,39 @@ def test_few_step_weights_take_four_passes_a_chunk(few: dict[str, WanModel], cod
 def test_few_step_heads_without_their_schedule_are_refused(few: dict[str, WanModel], codec: Codec) -> None:
     with pytest.raises(SceneError, match="four-step schedule"):
         play(few, codec, scene(1))
+
+
+# --- several videos at once, and what replay needs --------------------------------------------------------
+
+
+def test_videos_side_by_side_are_those_played_alone(few: dict[str, WanModel], codec: Codec) -> None:
+    settings, width = Settings(few=PddSchedule()), PRESET.model.text_dim
+    other = to_pixels(torch.from_numpy(blobs(1, 64, 128, 4)))
+    image = torch.cat([scene(2).image, other])
+    actions = torch.cat([action_rows(k, 2 * CHUNK) for k in (1, 2)])
+    texts = (draw(5, 2, 7, width), draw(6, 2, 7, width))
+    both = Scene(image, actions, texts, (0, 1), draw(4, 5, width), positions=(3, 8))
+    together = latents(play(few, codec, both, settings))
+    for k, position in enumerate(both.positions):
+        own = slice(k, k + 1)
+        one = Scene(
+            image[own], actions[own], tuple(t[own] for t in texts), (0, 1), both.negative, (position,)
+        )
+        apart = latents(play(few, codec, one, settings)) - together[own]
+        assert apart.abs().max() < 1e-4
+    with pytest.raises(SceneError, match="positions of"):
+        Rollout(PRESET, few, codec, replace(both, positions=(3,)), settings)
+
+
+def test_a_chunk_keeps_the_state_that_each_of_its_steps_started_from(
+    few: dict[str, WanModel], codec: Codec
+) -> None:
+    rollout = Rollout(PRESET, few, codec, scene(3), Settings(few=PddSchedule()))
+    video = list(rollout.chunks())
+    assert all(len(c.states) == 4 for c in video)
+    assert [c.low is None for c in video] == [False, False, True]
+    assert all(torch.equal(c.full[:, :16], c.latents) for c in video)
+    assert {name: cache.chunks for name, cache in rollout.caches.items()} == {"high": 2, "low": 2}
 
 
 # --- cost and refusals ------------------------------------------------------------------------------------

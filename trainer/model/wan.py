@@ -9,7 +9,6 @@ Source: spec/worldplay2.md a, b, c.1, n.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,8 +18,7 @@ from torch.nn import functional
 
 from trainer.config import LATENTS_PER_PAIR, ModelConfig
 from trainer.model.action import ActionEncoder, ActionMlp
-from trainer.model.attention import Backend, Mask, attend, make_mask
-from trainer.model.frames import over_frames
+from trainer.model.block import Kept, RmsNorm, Shared, WanBlock
 from trainer.model.kvcache import (
     EMPTY,
     CacheError,
@@ -30,75 +28,16 @@ from trainer.model.kvcache import (
     RawText,
     Segment,
     Text,
-    check_horizon,
 )
-from trainer.model.layout import NOTHING, Kind, Layout, Rule, Run
+from trainer.model.layout import Kind, Layout
 from trainer.model.memory import MemoryCompressor, MemoryState
 from trainer.model.pdd_head import Head, VelocityHead, unpatchify
-from trainer.model.rope import rotate, rotations
+from trainer.model.plan import HERE, InputError, Plan, Spread, make_plan
+
+# With what they are called by, so that a pass needs one import.
+__all__ = ["History", "InputError", "Inputs", "Outputs", "Plan", "Shared", "WanModel", "build", "make_plan"]
 
 TIMESTEPS = 1000.0
-
-
-class InputError(ValueError):
-    """Tensors that do not fit the plan of the pass."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything about a pass that is known before its tensors.
-
-    layout: the sequence. context: the cached memory before it. prompts: which of the sample's prompts each
-    frame reads. prompt_runs: (start, stop, prompt) in tokens. times: [L] int64, rows of the action table.
-    cos, sin: [N, d / 2] fp32.
-    """
-
-    layout: Layout
-    context: Layout
-    prompts: tuple[int, ...]
-    prompt_runs: tuple[tuple[int, int, int], ...]
-    times: Tensor
-    cos: Tensor
-    sin: Tensor
-    mask: Mask
-
-
-def make_plan(
-    config: ModelConfig,
-    layout: Layout,
-    *,
-    context: Layout = NOTHING,
-    rule: Rule = Rule.CAUSAL,
-    prompts: tuple[int, ...] | None = None,
-    backend: Backend = Backend.DENSE,
-    device: torch.device | str = "cpu",
-) -> Plan:
-    """The plan of a sequence after cached memory. prompts: one for each frame; all read prompt 0 if None.
-
-    Raises HorizonError when a frame lies beyond what the weights can place.
-    """
-    check_horizon(max(layout.times) + 1, config.max_latents)
-    chosen = (0,) * len(layout) if prompts is None else prompts
-    if len(chosen) != len(layout):
-        raise InputError(f"{len(chosen)} prompts for {len(layout)} frames")
-    device = torch.device(device)
-    cos, sin = rotations(layout.positions().to(device), config.head_dim, config.theta)
-    mask = make_mask(layout, context + layout, rule, backend, device)
-    times = torch.tensor(layout.times, device=device)
-    return Plan(layout, context, chosen, _prompt_runs(layout, chosen), times, cos, sin, mask)
-
-
-def _prompt_runs(layout: Layout, prompts: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    runs: list[tuple[int, int, int]] = []
-    token = 0
-    for frame, prompt in zip(layout.frames, prompts):
-        end = token + frame.grid.tokens
-        if runs and runs[-1][2] == prompt:
-            runs[-1] = (runs[-1][0], end, prompt)
-        else:
-            runs.append((token, end, prompt))
-        token = end
-    return tuple(runs)
 
 
 @dataclass(frozen=True)
@@ -154,139 +93,15 @@ class Outputs(NamedTuple):
         return self.prediction[:, 0]
 
 
-class RmsNorm(nn.Module):
-    """RMS norm over the whole width of queries or keys."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        full = x.float()
-        normed = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + self.eps)
-        return normed.to(x.dtype) * self.weight
-
-
-class Attention(nn.Module):
-    """Projections of one attention, queries and keys normed. `attend` is a hook for sequence parallelism."""
-
-    def __init__(self, dim: int, heads: int, eps: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
-        self.norm_q, self.norm_k = RmsNorm(dim, eps), RmsNorm(dim, eps)
-        self.attend: Callable[[Tensor, Tensor, Tensor, Mask], Tensor] = attend
-
-    def query(self, x: Tensor) -> Tensor:
-        """[B, N, D] -> [B, N, heads, d]."""
-        out: Tensor = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
-        return out
-
-    def key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., N, D] -> two of [..., N, heads, d]."""
-        shape = (self.heads, -1)
-        return self.norm_k(self.k(x)).unflatten(-1, shape), self.v(x).unflatten(-1, shape)
-
-    def out(self, x: Tensor) -> Tensor:
-        out: Tensor = self.o(x.flatten(2))
-        return out
-
-
-class SelfAttention(Attention):
-    def forward(
-        self, x: Tensor, plan: Plan, past: tuple[list[Tensor], list[Tensor]]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, N, D] over the cached memory and itself; also its own turned keys, and its values."""
-        query = rotate(self.query(x), plan.cos, plan.sin)
-        key, value = self.key_value(x)
-        key = rotate(key, plan.cos, plan.sin)
-        keys, values = torch.cat([*past[0], key], dim=1), torch.cat([*past[1], value], dim=1)
-        return self.out(self.attend(query, keys, values, plan.mask)), key, value
-
-
-class CrossAttention(Attention):
-    def forward(self, x: Tensor, plan: Plan, key: Tensor, value: Tensor) -> Tensor:
-        """x [B, N, D] over the prompts [B, P, text_len, heads, d]: each stretch over the one it reads.
-
-        Padded text is attended like any other. Source: spec/worldplay2.md a.2, l.7.
-        """
-        query = self.query(x)
-        parts = [
-            self.attend(
-                query[:, start:stop], key[:, prompt], value[:, prompt], Mask(stop - start, key.shape[2])
-            )
-            for start, stop, prompt in plan.prompt_runs
-        ]
-        return self.out(torch.cat(parts, dim=1))
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What all blocks of a pass read. Opaque to a sharding policy, so that fp32 stays fp32 (faults F5).
-
-    modulation: [B, L, 6, D] fp32. action: [B, L, D]. text: [B, P, text_len, D], None with cached keys.
-    """
-
-    plan: Plan
-    modulation: Tensor
-    action: Tensor
-    text: Tensor | None
-
-
-class WanBlock(nn.Module):
-    """Self-attention, cross-attention, action, feed-forward. Source: spec/worldplay2.md a.1, b."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        dim = config.dim
-        self.eps = config.eps
-        self.modulation = nn.Parameter(torch.empty(1, 6, dim))
-        self.self_attn = SelfAttention(dim, config.heads, config.eps)
-        self.norm3 = nn.LayerNorm(dim, config.eps)
-        self.cross_attn = CrossAttention(dim, config.heads, config.eps)
-        self.action_mlp = ActionMlp(dim)
-        self.ffn = nn.Sequential(nn.Linear(dim, config.ffn), nn.GELU("tanh"), nn.Linear(config.ffn, dim))
-
-    def forward(
-        self,
-        x: Tensor,
-        shared: Shared,
-        past: tuple[list[Tensor], list[Tensor]],
-        cross: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """x [B, N, D] -> the same, then keys and values of the sequence and of the prompts."""
-        runs = shared.plan.layout.runs
-        shift1, scale1, gate1, shift2, scale2, gate2 = (
-            self.modulation.float() + shared.modulation
-        ).unbind(2)  # fmt: skip
-        attended, key, value = self.self_attn(self._modulated(x, scale1, shift1, runs), shared.plan, past)
-        x = over_frames(attended, runs, lambda h, g: h * g, gate1).add(x).to(x.dtype)
-        text_key, text_value = self._cross(shared) if cross is None else cross
-        x = x + self.cross_attn(_layer_norm(x, self.eps, self.norm3), shared.plan, text_key, text_value)
-        x = self.action_mlp.inject(x, shared.action, runs)
-        fed = self.ffn(self._modulated(x, scale2, shift2, runs))
-        x = over_frames(fed, runs, lambda h, g: h * g, gate2).add(x).to(x.dtype)
-        return x, key, value, text_key, text_value
-
-    def _modulated(self, x: Tensor, scale: Tensor, shift: Tensor, runs: tuple[Run, ...]) -> Tensor:
-        normed = _layer_norm(x.float(), self.eps)
-        return over_frames(normed, runs, lambda h, a, b: h * (1 + a) + b, scale, shift).to(x.dtype)
-
-    def _cross(self, shared: Shared) -> tuple[Tensor, Tensor]:
-        if shared.text is None:
-            raise InputError("neither text nor its cached keys were given")
-        return self.cross_attn.key_value(shared.text)
-
-
 class WanModel(nn.Module):
     """One expert. Parameter names follow native Wan where Wan has them; `action`, `action_mlp`, `memory` and
-    the head's banks are this project's. `adapters.py` owns every other name.
+    the head's banks are this project's. `adapters.py` owns every other name. `spread` is set from outside.
     """
 
     def __init__(self, config: ModelConfig, head: Head | None = None) -> None:
         super().__init__()
         self.config = config
+        self.spread: Spread = HERE
         dim = config.dim
         self.patch_embedding = nn.Conv3d(config.in_dim, dim, config.patch, stride=config.patch)
         self.text_embedding = nn.Sequential(
@@ -302,35 +117,35 @@ class WanModel(nn.Module):
     def forward(self, inputs: Inputs) -> Outputs:
         plan, layout = inputs.plan, inputs.plan.layout
         _check(inputs, self.config.in_dim)
+        first, stop = self.spread.share(layout)
+        part = plan.part(first, stop)
+        if part is not plan and (inputs.keep or len(plan.context)):
+            raise InputError("a sequence that is spread over processes has no cache")
         x, memory = self._tokens(inputs)
         time, modulation = self._time(inputs)
         action = self.action(inputs.actions[:, plan.times])
         text = self._text(inputs.text)
-        shared = Shared(plan, modulation, action, text)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        text_keys: list[Tensor] = []
-        text_values: list[Tensor] = []
+        if part is not plan:
+            start = Layout(layout.frames[:first]).tokens
+            x = x[:, start : start + part.layout.tokens]
+            modulation, action = modulation[:, first:stop], action[:, first:stop]
+        shared = Shared(part, self.spread, modulation, action, text, inputs.keep)
+        kept: list[Kept] = []
         for index, block in enumerate(self.blocks):
-            cross = _cross_layer(inputs.text, index)
-            x, key, value, text_key, text_value = block(x, shared, inputs.cache.layer(index), cross)
-            if inputs.keep:
-                keys.append(key)
-                values.append(value)
-                text_keys.append(text_key)
-                text_values.append(text_value)
+            x, fresh = block(x, shared, inputs.cache.layer(index), _cross_layer(inputs.text, index))
+            kept += [] if fresh is None else [fresh]
         return Outputs(
-            self._predict(x, time, inputs),
+            self._predict(x, part, time, inputs),
             memory,
-            Segment(layout, tuple(keys), tuple(values)) if inputs.keep else None,
-            CrossCache(tuple(text_keys), tuple(text_values)) if inputs.keep else None,
+            Segment(layout, tuple(k.key for k in kept), tuple(k.value for k in kept)) if kept else None,
+            CrossCache(tuple(k.text_key for k in kept), tuple(k.text_value for k in kept)) if kept else None,
         )
 
     def _tokens(self, inputs: Inputs) -> tuple[Tensor, MemoryState | None]:
         """[B, N, D]: patches of the full-resolution frames, compressed frames and padding, in order."""
         layout = inputs.plan.layout
         dtype = self.patch_embedding.weight.dtype
-        full = _frames(self.patch_embedding(inputs.latents.to(dtype)))  # B, F, n, D
+        full = self._patches(inputs.latents.to(dtype))  # B, F, n, D
         compressed, memory = full[:, :0], None
         if inputs.history is not None:
             fine, memory = self.memory(inputs.history.full, inputs.history.state)
@@ -348,6 +163,12 @@ class WanModel(nn.Module):
                 parts.append(source[:, at : at + count].flatten(1, 2))
                 taken[kind is Kind.CMP] = at + count
         return torch.cat(parts, dim=1), memory
+
+    def _patches(self, latents: Tensor) -> Tensor:
+        """[B, 36, F, H, W] -> [B, F, n, D]; a convolution does not take F = 0."""
+        if latents.shape[2]:
+            return _frames(self.patch_embedding(latents))
+        return latents.new_zeros(len(latents), 0, 0, self.config.dim)
 
     def _time(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Time embedding [B, L, D] and modulation [B, L, 6, D] of every frame, fp32; memory is at sigma 0."""
@@ -377,11 +198,13 @@ class WanModel(nn.Module):
         out: Tensor = self.text_embedding(padded)
         return out
 
-    def _predict(self, x: Tensor, time: Tensor, inputs: Inputs) -> Tensor | None:
+    def _predict(self, x: Tensor, part: Plan, time: Tensor, inputs: Inputs) -> Tensor | None:
+        """x: [B, N, D] of the frames of `part`; the prediction is that of the whole sequence."""
         predicted = inputs.plan.layout.only(Kind.PRED)
         if not len(predicted):
             return None
-        tail = x[:, x.shape[1] - predicted.tokens :]
+        own = x[:, x.shape[1] - part.layout.only(Kind.PRED).tokens :]
+        tail = self.spread.gather(own, inputs.plan.layout)
         out = self.head(tail, time[:, time.shape[1] - len(predicted) :], predicted.runs, inputs.rows)
         return unpatchify(out, predicted.frames[0].grid.rows, self.config.patch)
 
@@ -434,13 +257,6 @@ def sinusoid(timesteps: Tensor, width: int) -> Tensor:
 def _linear_fp32(layer: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(layer, nn.Linear)
     return functional.linear(x.float(), layer.weight.float(), layer.bias.float())
-
-
-def _layer_norm(x: Tensor, eps: float, affine: nn.LayerNorm | None = None) -> Tensor:
-    """Layer norm in fp32, back in the dtype of x."""
-    weight = None if affine is None else affine.weight.float()
-    bias = None if affine is None else affine.bias.float()
-    return functional.layer_norm(x.float(), x.shape[-1:], weight, bias, eps).to(x.dtype)
 
 
 def _frames(patches: Tensor) -> Tensor:
