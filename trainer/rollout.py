@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.codec import lowres
 from trainer.codec.base import Cache, Codec
 from trainer.codec.condition import extend, image_condition
-from trainer.config import LATENTS_PER_PAIR, Preset
+from trainer.config import LATENTS_PER_PAIR, PIXELS_PER_LATENT, Preset
 from trainer.model.action import check_rows
 from trainer.model.attention import Backend
 from trainer.model.kvcache import EMPTY, CrossCache, KvCache, RawText, Text, check_horizon
@@ -40,16 +40,39 @@ class SceneError(ValueError):
 
 
 @dataclass(frozen=True)
+class Condition:
+    """The image condition y: its first latents, the last of which stands for all later ones.
+
+    full: [B, 16, n, H/8, W/8]. low: [B, 16, n', H/32, W/32]."""
+
+    full: Tensor
+    low: Tensor
+
+    @staticmethod
+    def of(codec: Codec, image: Tensor) -> Condition:
+        return Condition(image_condition(codec, image), image_condition(codec, lowres.shrink(image)))
+
+    @staticmethod
+    def rows(head: Tensor, first: int, stop: int) -> Tensor:
+        """[B, 20, stop - first, h, w]: mask (ones at latent 0 only), then latents of the zero clip."""
+        y = extend(head, stop)[:, :, first:stop]
+        mask = torch.zeros_like(y[:, :MASK_CHANNELS])
+        if first == 0:
+            mask[:, :, 0] = 1.0
+        return torch.cat([mask, y], dim=1)
+
+
+@dataclass(frozen=True)
 class Scene:
     """What B videos are made from, chunk by chunk side by side.
 
-    image: [B, 3, 1, H, W] in [-1, 1]. actions: [B, T, 6]. texts: encoded prompts, each [n, text_dim] without
-    padding, or [B, n, text_dim] padded with zeros where every video has its own. prompts: which of them each
-    chunk reads. negative: [n, text_dim], what guidance leads away from. positions: of the videos in a stream;
-    their noise is keyed by these.
+    image: [B, 3, 1, H, W] in [-1, 1], or the condition that is stored of it. actions: [B, T, 6]. texts:
+    encoded prompts, each [n, text_dim] without padding, or [B, n, text_dim] padded with zeros where every
+    video has its own. prompts: which of them each chunk reads. negative: [n, text_dim], what guidance leads
+    away from. positions: of the videos in a stream; their noise is keyed by these.
     """
 
-    image: Tensor
+    image: Tensor | Condition
     actions: Tensor
     texts: tuple[Tensor, ...]
     prompts: tuple[int, ...]
@@ -109,27 +132,6 @@ class _Branch:
 
 
 @dataclass
-class _Condition:
-    """The image condition y at both sizes: the first latents, the last of which stands for all later ones."""
-
-    full: Tensor
-    low: Tensor
-
-    @staticmethod
-    def of(codec: Codec, image: Tensor) -> _Condition:
-        return _Condition(image_condition(codec, image), image_condition(codec, lowres.shrink(image)))
-
-    @staticmethod
-    def rows(head: Tensor, first: int, stop: int) -> Tensor:
-        """[B, 20, stop - first, h, w]: mask (ones at latent 0 only), then latents of the zero clip."""
-        y = extend(head, stop)[:, :, first:stop]
-        mask = torch.zeros_like(y[:, :MASK_CHANNELS])
-        if first == 0:
-            mask[:, :, 0] = 1.0
-        return torch.cat([mask, y], dim=1)
-
-
-@dataclass
 class Rollout:
     """The experts at work on one scene.
 
@@ -146,6 +148,10 @@ class Rollout:
 
     def __post_init__(self) -> None:
         preset, scene, few = self.preset, self.scene, self.settings.few
+        geometry = preset.geometry
+        start, scale = scene.image, 1
+        if isinstance(start, Condition):
+            start, scale = start.full, PIXELS_PER_LATENT
         if set(self.experts) != set(preset.experts):
             raise SceneError(f"experts {', '.join(self.experts)} for a model of {', '.join(preset.experts)}")
         if scene.latents % preset.chunk or len(scene.prompts) != scene.latents // preset.chunk:
@@ -153,9 +159,9 @@ class Rollout:
                 f"{scene.latents} action rows and {len(scene.prompts)} prompts: "
                 f"give whole chunks of {preset.chunk}, and a prompt each"
             )
-        if tuple(scene.image.shape[-2:]) != (preset.geometry.height, preset.geometry.width):
-            raise SceneError(f"image of {tuple(scene.image.shape[-2:])} for a picture of {preset.geometry}")
-        videos = {len(scene.image), len(scene.actions), len(scene.positions)}
+        if (size := tuple(scale * n for n in start.shape[-2:])) != (geometry.height, geometry.width):
+            raise SceneError(f"image of {size} for a picture of {geometry}")
+        videos = {len(start), len(scene.actions), len(scene.positions)}
         if len(videos) != 1:
             raise SceneError(f"images, actions and positions of {sorted(videos)} videos: give one each")
         check_rows(scene.actions)
@@ -177,8 +183,10 @@ class Rollout:
     def chunks(self) -> Iterator[Chunk]:
         """The video, a chunk at a time."""
         scene, preset = self.scene, self.preset
-        condition = _Condition.of(self.codec, scene.image.to(self.codec.device))
-        condition = _Condition(condition.full.to(self._device), condition.low.to(self._device))
+        condition = scene.image
+        if isinstance(condition, Tensor):
+            condition = Condition.of(self.codec, condition.to(self.codec.device))
+        condition = Condition(condition.full.to(self._device), condition.low.to(self._device))
         decoder: Cache | None = None
         low_encoder: Cache | None = None
         head = last = torch.empty(0)

@@ -19,7 +19,7 @@ from trainer.model.kvcache import HorizonError, RawText
 from trainer.model.layout import chunk_prompts, teacher_forced
 from trainer.model.pdd_head import VelocityHead, bank_from_velocity, compact_from_bank
 from trainer.model.wan import History, Inputs, Outputs, WanModel, make_plan
-from trainer.rollout import Chunk, Rollout, Scene, SceneError, Settings
+from trainer.rollout import Chunk, Condition, Rollout, Scene, SceneError, Settings
 from trainer.sampler import ManySteps
 from trainer.schedule import PddSchedule
 
@@ -238,6 +238,13 @@ def test_videos_side_by_side_are_those_played_alone(few: dict[str, WanModel], co
         assert apart.abs().max() < 1e-4
     with pytest.raises(SceneError, match="positions of"):
         Rollout(PRESET, few, codec, replace(both, positions=(3,)), settings)
+
+
+def test_a_stored_condition_is_as_good_as_the_image(few: dict[str, WanModel], codec: Codec) -> None:
+    settings, given = Settings(few=PddSchedule()), scene(2)
+    assert isinstance(given.image, Tensor)
+    stored = replace(given, image=Condition.of(codec, given.image))
+    assert changed_from(play(few, codec, given, settings), play(few, codec, stored, settings)) == [False] * 2
 
 
 def test_a_chunk_keeps_the_state_that_each_of_its_steps_started_from(
