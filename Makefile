@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 VLM := .venv-vlm
+OLD_TORCH := .venv-torch211
 BIN := $(VENV)/bin
 DEMO := demo
 
-.PHONY: setup setup-vlm demo test soak lint bench lock clean
+.PHONY: setup setup-vlm demo test test-torch211 soak lint bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +35,14 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -m "not soak"
 
+# The oldest torch that the trainer runs on, in an environment of its own.
+test-torch211: $(OLD_TORCH)/.ready
+	$(OLD_TORCH)/bin/python -m pytest -m "not soak" tests/trainer
+
+$(OLD_TORCH)/.ready: environments/torch211/setup environments/torch211/override.txt requirements.lock | setup
+	environments/torch211/setup $(OLD_TORCH) $(BIN)/uv
+	touch $@
+
 # The full counts of the kill and corruption tests.
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 7200
@@ -55,6 +64,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.captions
 	$(BIN)/python -m benchmarks.codec
+	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.stable
 
 lock:
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --all-extras --no-header \

@@ -6,11 +6,16 @@ import sys
 
 from jobs.commands import captions as captions
 from jobs.commands import curate as curate
+from jobs.commands import evaluate as evaluate
+from jobs.commands import evaluate_events as evaluate_events
+from jobs.commands import evaluate_history as evaluate_history
+from jobs.commands import export as export
 from jobs.commands import look as look
 from jobs.commands import quality as quality
 from jobs.commands import record as record
 from jobs.commands import rollout as rollout
 from jobs.commands import settings as settings
+from jobs.commands import train as train
 from jobs.commands import weights as weights
 from jobs.commands.base import app, complain
 from schemas.errors import UserError

@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from schemas.clip import Perspective
+from schemas.reply_form import BLOCK, NONCE, bounded_text, choice, object_of
 from schemas.strict_json import StrictJsonError, dumps, loads, unprintable
 from schemas.timeline import Span, interval_at, intervals, latents_time
 
@@ -135,12 +136,8 @@ class Part(StrEnum):
 ALL = tuple(Part)
 
 
-_PRINTABLE = "[ !#-\\[\\]-~]"  # ASCII without the quote and the backslash
-_BLOCK = 100
-
-
 class Bounds(BaseModel):
-    """Longest texts of a reply, in characters: at most 100, or whole hundreds (see `_text`)."""
+    """Longest texts of a reply, in characters: at most 100, or whole hundreds (see `bounded_text`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     scene: int = Field(default=700, ge=1, description="longest scene, in characters")
@@ -151,9 +148,9 @@ class Bounds(BaseModel):
     @field_validator("scene", "character", "ui", "event")
     @classmethod
     def _whole_blocks(cls, value: int) -> int:
-        if value > _BLOCK and value % _BLOCK:
+        if value > BLOCK and value % BLOCK:
             raise ValueError(
-                f"a text is bounded by at most {_BLOCK} characters, or by whole hundreds; not {value}"
+                f"a text is bounded by at most {BLOCK} characters, or by whole hundreds; not {value}"
             )
         return value
 
@@ -169,9 +166,7 @@ def interval_key(interval: int) -> str:
 def reply_schema(count: int, parts: Iterable[Part] = ALL, bounds: Bounds = BOUNDS) -> dict[str, Any]:
     """JSON schema of a reply for a clip of `count` intervals; equal arguments give equal bytes when dumped.
 
-    One schema a number of intervals and set of parts, none a clip: a server compiles each once. Every text is
-    bounded by a pattern of printable ASCII without `"` and `\\`: under xgrammar `maxLength` lets raw control
-    characters through, and a pattern is matched against the raw characters between the quotes.
+    One schema a number of intervals and set of parts, none a clip: a server compiles each once.
     Raises CaptionError when there is no interval or no part.
     Source: spec/faults.md V1, V5.
     """
@@ -186,50 +181,26 @@ def _schema(count: int, parts: tuple[Part, ...], bounds: Bounds) -> str:
     happening = [c.value for c in EventCategory if c is not EventCategory.NONE]
     event = {
         "anyOf": [
-            _object({"category": _choice(EventCategory.NONE)}),
-            _object({"category": _choice(*happening), "text": _text(bounds.event)}),
+            object_of({"category": choice(EventCategory.NONE)}),
+            object_of({"category": choice(*happening), "text": bounded_text(bounds.event)}),
         ]
     }
     shapes = {
-        Part.SCENE: _text(bounds.scene),
+        Part.SCENE: bounded_text(bounds.scene),
         Part.CHARACTER: _present(bounds.character),
         Part.UI: _present(bounds.ui),
         # By reference, xgrammar compiles an event once: 12 intervals over a vocabulary of 151,000 took 31 s
         # of CPU written out and take 12 s, and the next schema, of another number of intervals, none.
-        Part.EVENTS: _object({interval_key(i): {"$ref": "#/$defs/event"} for i in range(count)}),
-        Part.FLAGS: _object({name: _choice(Answer.NO, Answer.YES) for name in Flags.model_fields}),
+        Part.EVENTS: object_of({interval_key(i): {"$ref": "#/$defs/event"} for i in range(count)}),
+        Part.FLAGS: object_of({name: choice(Answer.NO, Answer.YES) for name in Flags.model_fields}),
     }
-    nonce = {"type": "string", "pattern": "^[0-9]{4}$"}
-    schema = _object({"nonce": nonce} | {part.value: shapes[part] for part in parts})
+    schema = object_of({"nonce": NONCE} | {part.value: shapes[part] for part in parts})
     return json.dumps(schema | ({"$defs": {"event": event}} if Part.EVENTS in parts else {}))
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def _choice(*values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": [str(v) for v in values]}
-
-
-def _text(longest: int) -> dict[str, Any]:
-    # The first character is a letter or a digit: no text begins with blanks. xgrammar 0.2.8 cannot compile a
-    # repetition of more than 128; as a chain of parts that may each be short, one took 54 ms a token, as
-    # whole blocks and one part 0.06 ms.
-    blocks = longest // _BLOCK
-    last = min(longest, _BLOCK) - 1
-    whole = f"({_PRINTABLE}{{{_BLOCK}}}){{0,{blocks - 1}}}" if blocks > 1 else ""
-    return {"type": "string", "pattern": f"^[A-Za-z0-9]{whole}{_PRINTABLE}{{0,{last}}}$"}
-
-
 def _present(longest: int) -> dict[str, Any]:
-    absent = _object({"present": _choice(Answer.NO)})
-    return {"anyOf": [absent, _object({"present": _choice(Answer.YES), "text": _text(longest)})]}
+    absent = object_of({"present": choice(Answer.NO)})
+    return {"anyOf": [absent, object_of({"present": choice(Answer.YES), "text": bounded_text(longest)})]}
 
 
 # --- prompts ----------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from schemas import SCHEMA_VERSION
 from schemas.action import AXES, Reasons
 from schemas.caption import StructuredCaption
-from schemas.clip import Perspective
+from schemas.clip import ClipKind, Perspective
 from schemas.policy import PENDING
 from schemas.pose import Scale
 
@@ -81,6 +81,10 @@ class ActionUnknown(BaseModel):
             out[axis] = tuple((int(start), int(stop), why) for start, stop, why in spans)
         return {axis: runs for axis, runs in out.items() if runs}
 
+    def known(self, latents: int) -> int:
+        """Leading latents, of T, whose six values are all known: how much of a clip training can use."""
+        return min([latents, *(start for runs in self.reasons().values() for start, _, _ in runs)])
+
 
 class Annotation(BaseModel):
     """The JSON member. Every key is always there, with one type, never null and never an empty list: a
@@ -91,6 +95,7 @@ class Annotation(BaseModel):
     sample_id: str
     clip_id: str
     recording_id: str
+    kind: ClipKind
     split: str
     game: str
     perspective: Perspective
@@ -103,6 +108,7 @@ class Annotation(BaseModel):
     height: int
     duration_s: float
     latent_frames: int = Field(description="T, action rows, and latents of the continuous stream")
+    actions_known: int = Field(description="leading latents whose six action values are all known")
     grid_jitter_max_s: float = Field(description="largest distance of a chosen frame from its grid time")
     pose_scale: Scale = Field(description="unit of the translations in poses.npy")
     pose_estimator: str = Field(description="what made the poses; none when there are none")
@@ -118,6 +124,13 @@ class Annotation(BaseModel):
         if not value.events:
             raise ValueError("a caption needs an event per interval; a clip has at least one interval")
         return value
+
+    @model_validator(mode="after")
+    def _known_as_explained(self) -> Annotation:
+        known = self.action_unknown.known(self.latent_frames)
+        if self.actions_known != known:
+            raise ValueError(f"actions_known is {self.actions_known}, action_unknown leaves {known}")
+        return self
 
 
 MEMBER = pa.struct(
@@ -152,6 +165,7 @@ def index_schema() -> pa.Schema:
         ("sample_id", pa.string()),
         ("clip_id", pa.string()),
         ("recording_id", pa.string()),
+        ("kind", pa.string()),
         ("split", pa.string()),
         ("game", pa.string()),
         ("perspective", pa.string()),
@@ -162,6 +176,7 @@ def index_schema() -> pa.Schema:
         ("height", pa.int32()),
         ("duration_s", pa.float64()),
         ("latent_frames", pa.int32()),
+        ("actions_known", pa.int32()),
     ]
     fields = [pa.field(n, t, nullable=False) for n, t in facts]
     fields += [pa.field(name, pa.string(), nullable=False) for name in UNSELECTED]

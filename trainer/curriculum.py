@@ -60,6 +60,14 @@ class OptimConfig:
     ema_from: int = 0
 
 
+class Law(StrEnum):
+    """How recorded action rows become those of a longer rollout. OUT_AND_BACK: the recorded way, then the
+    same way back, and so on. JOINED: behind it the rows of other clips of the same game."""
+
+    OUT_AND_BACK = "out_and_back"
+    JOINED = "joined"
+
+
 class Solver(StrEnum):
     EULER = "euler"
     MIDPOINT = "midpoint"
@@ -76,12 +84,20 @@ class PddConfig:
 
 @dataclass(frozen=True)
 class StableConfig:
-    """Stage 5. latents: of a rollout. guidance: of the real score, w of u + w (c - u); the fake one has none.
-    shift, lowest, highest: of the noise levels at which clips are scored. floor: least mean |x - x0_real|, as
-    a share of the clip's root mean square. limit: largest |g| that counts. critic_steps: updates of the fake
-    score for one of the student. critic_lr: its rate. Source: spec/worldplay2.md g.2, g.3."""
+    """Stage 5. latents: of a rollout. law: how recorded controls are extended to it.
+
+    guidance: of the real score, w of u + w (c - u); the fake one has none.
+    shift, lowest, highest: of the noise levels at which clips are scored.
+    floor: least mean |x - x0_real|, as a share of the clip's root mean square. limit: largest |g| that counts.
+    critic_steps, critic_lr: updates of the fake score for one of the student, and their rate.
+    critic_rank: train low-rank additions to the real score in place of a network of its own; 0 for none.
+    turns: train one expert a step, in turn, with the moments of the others on the host; else all at once.
+    score: the stage whose averages are the real score, with which the fake score begins too.
+    Source: spec/worldplay2.md g.2, g.3, n.4.
+    """
 
     latents: int = 320
+    law: Law = Law.OUT_AND_BACK
     guidance: float = 3.5
     shift: float = 5.0
     lowest: float = 0.02
@@ -90,6 +106,9 @@ class StableConfig:
     limit: float = 100.0
     critic_steps: int = 5
     critic_lr: float = 4e-7
+    critic_rank: int = 0
+    turns: bool = False
+    score: str = "2b"
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,7 @@ class Stage:
     share of samples from event clips. trainable: prefixes of parameter names, "" for all.
     text_drop: share of samples with the negative prompt alone; field_drop: whose prompt lacks fields.
     gate: name of the held-out measure that must pass before the next stage starts; empty for none.
+    pdd, stable: settings of those objectives.
     """
 
     name: str
@@ -120,6 +140,8 @@ class Stage:
     text_drop: float = 0.1
     field_drop: float = 0.2
     gate: str = ""
+    pdd: PddConfig = field(default_factory=PddConfig)
+    stable: StableConfig = field(default_factory=StableConfig)
 
     def __post_init__(self) -> None:
         if self.batch % self.micro:
@@ -143,10 +165,35 @@ STAGES: tuple[Stage, ...] = (
         sigma=SigmaLaw(per_chunk=True),
         gate="next_chunk",
     ),
+    Stage(
+        "4",
+        Objective.PDD,
+        "3",
+        2_000,
+        16,
+        (0, 1, 2, 4, 8, 16, 24, 32),
+        events=0.1,
+        optim=OptimConfig(weight_decay=0.0),
+        text_drop=0.0,
+        gate="few_steps",
+    ),
+    Stage(
+        "5",
+        Objective.STABLE,
+        "4",
+        1_000,
+        CLIP,
+        (0,),
+        batch=32,
+        events=0.1,
+        optim=OptimConfig(lr=2e-6, betas=(0.0, 0.999), weight_decay=0.01, clip=10.0, ema=0.99, ema_from=200),
+        text_drop=0.0,
+        field_drop=0.0,
+    ),
 )
 """Full size. Steps and batch are this project's start values: the authors published none."""
 
-_SMALL = {"1": 600, "2a": 300, "2b": 400, "3": 600}
+_SMALL = {"1": 600, "2a": 300, "2b": 400, "3": 600, "4": 300, "5": 40}
 """Steps of the presets `tiny` and `small`, for two cores."""
 
 
@@ -155,9 +202,19 @@ def curriculum(preset: str) -> tuple[Stage, ...]:
     if preset not in ("tiny", "small"):
         return STAGES
     optim = OptimConfig(lr=1e-3, warmup=50, decay=0.2, ema=0.98)
-    histories = {"1": (0,), "2a": (4, 6, 8), "2b": (0, 2, 4, 6), "3": (0, 1, 2, 4, 6)}
+    histories = {"1": (0,), "2a": (4, 6, 8), "2b": (0, 2, 4, 6)}
+    small = {name: replace(optim, betas=(0.9, 0.999)) for name in ("1", "2a", "2b", "3", "4")}
+    small["5"] = replace(optim, lr=1e-4, betas=(0.0, 0.999), warmup=0, decay=0.0, clip=10.0, ema=0.9)
     return tuple(
-        replace(s, steps=_SMALL[s.name], batch=8, micro=8, histories=histories[s.name], optim=optim)
+        replace(
+            s,
+            steps=_SMALL[s.name],
+            batch=8,
+            micro=8,
+            histories=histories.get(s.name, (0,) if s.name == "5" else (0, 1, 2, 4, 6)),
+            optim=small[s.name],
+            stable=replace(s.stable, latents=96, critic_lr=3e-4),
+        )
         for s in STAGES
     )
 

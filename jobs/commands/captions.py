@@ -1,14 +1,13 @@
-"""`wp2 caption` and `wp2 plan`: captions from a served model, and what they will cost."""
+"""`wp2 caption`: captions from a served model. What they will cost says `wp2 plan` (plan.py)."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
-from jobs.commands.base import MAKE, SEE, AddressOpt, ConfigOpt, CorpusArg, JsonOpt, app, err, open_for, out
+from jobs.commands import plan as plan
+from jobs.commands.base import MAKE, AddressOpt, ConfigOpt, CorpusArg, JsonOpt, app, err, out
 from schemas.errors import UserError
 
 
@@ -68,32 +67,3 @@ def caption(
         err.print(f"wp2: {standing} clips have no answer yet: `wp2 caption ... --retry-failed` asks again")
     if problems or standing:
         raise typer.Exit(1)
-
-
-@app.command(rich_help_panel=SEE)
-def plan(
-    corpus: CorpusArg,
-    config: ConfigOpt = None,
-    clips: Annotated[
-        int | None, typer.Option(min=1, help="clips of the whole run; those of the corpus if not given")
-    ] = None,
-) -> None:
-    """What captioning will cost, from the clips of this corpus that were captioned."""
-    from jobs.config import load
-    from pipeline.caption.accounts import estimate
-    from pipeline.caption.attempts import read_attempts
-    from pipeline.catalogue import Catalogue
-
-    store, settings = open_for(corpus, config), load(config)
-    many = clips or len(Catalogue.load(store))
-    try:
-        found = estimate(read_attempts(store), many, settings.serve.prices)
-    except ValueError as error:
-        raise UserError(f"{corpus}: {error}") from None
-    table = Table(title=f"captions of {many} clips", title_justify="left", box=SIMPLE)
-    for column in ("", "a clip", "in total", "+-"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, forecast in found.items():
-        numbers = (forecast.mean, forecast.total, forecast.spread)
-        table.add_row(name.replace("_", " "), *(f"{n:,.4g}" for n in numbers))
-    out.print(table)

@@ -33,9 +33,10 @@ def rollout(
     device: Annotated[str, typer.Option(help="cpu or cuda; on cuda in bfloat16")] = "cpu",
 ) -> None:
     """Play actions through a world model: NAME.mp4, and NAME.actions.mp4 with the controls drawn on it."""
+    from jobs.model import Opening
     from jobs.rollout import Options, run
 
-    options = Options(codec, text, size, seed, steps, guidance, yaw, pitch, device)
+    options = Options(Opening(codec, text, size, steps, guidance, device), seed, yaw, pitch)
     with Progress(*Progress.get_default_columns(), console=err, transient=True) as bar:
         task = bar.add_task("reading")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -216,9 +216,14 @@ def _request_tokens(
     question = max((wording.question(view, ALL, seconds, count) for view in Perspective), key=len)
     labels = [wording.label(i, float(times[k])) for i, group in enumerate(chosen) for k in group]
     texts = [wording.SYSTEM, question, wording.NONCE_LABEL, *labels]
-    pictures = count * image_tokens(*size, limits) + image_tokens(NONCE_SIDE, NONCE_SIDE, limits)
-    around = _AROUND_PICTURE * (count + 1) + _MESSAGES
-    return sum(text_tokens(t, limits) for t in texts) + pictures + around
+    return request_tokens(texts, [size] * count + [(NONCE_SIDE, NONCE_SIDE)], limits)
+
+
+def request_tokens(texts: Iterable[str], pictures: Sequence[tuple[int, int]], limits: Limits) -> int:
+    """Most tokens of a request of these texts and pictures, (width, height) each, without its reply."""
+    seen = sum(image_tokens(*size, limits) for size in pictures)
+    around = _AROUND_PICTURE * len(pictures) + _MESSAGES
+    return sum(text_tokens(t, limits) for t in texts) + seen + around
 
 
 # --- pictures ---------------------------------------------------------------------------------------------

@@ -64,11 +64,11 @@ def ask(
     asked = frozenset(parts)
     wanted = tuple(p for p in ALL if p in asked)
     check = nonce_picture(nonce)
-    content: list[dict[str, Any]] = [_text(wording.NONCE_LABEL), _picture(check)]
+    content: list[dict[str, Any]] = [text_part(wording.NONCE_LABEL), picture_part(check)]
     for interval, second, data in zip(plan.interval, plan.seconds, jpegs, strict=True):
-        content += [_text(wording.label(interval, float(second))), _picture(data)]
+        content += [text_part(wording.label(interval, float(second))), picture_part(data)]
     spans = [(float(a), float(b)) for a, b in plan.spans]
-    content.append(_text(wording.question(perspective, wanted, spans, len(jpegs))))
+    content.append(text_part(wording.question(perspective, wanted, spans, len(jpegs))))
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": wording.SYSTEM},
         {"role": "user", "content": content},
@@ -108,10 +108,12 @@ def nonce_picture(nonce: str) -> bytes:
     return jpeg(canvas, (NONCE_SIDE, NONCE_SIDE), 90)
 
 
-def _text(words: str) -> dict[str, Any]:
+def text_part(words: str) -> dict[str, Any]:
+    """Of a chat message."""
     return {"type": "text", "text": words}
 
 
-def _picture(data: bytes) -> dict[str, Any]:
+def picture_part(data: bytes) -> dict[str, Any]:
+    """Of a chat message: a JPEG as a data URL."""
     url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
     return {"type": "image_url", "image_url": {"url": url}}

@@ -38,7 +38,7 @@ def check(reply: Reply, ask: Ask) -> list[Fault]:
     """
     faults = [*_nonce(reply, ask), *_presence(reply, ask), *_copied(reply)]
     for part, name, text, longest in _texts(reply, ask):
-        found = _words(text, longest)
+        found = text_faults(text, longest)
         faults += [Fault(part, kind, f"{name}: {detail}") for kind, detail in found]
         leaks = score(part, text, ask.perspective, reply.character or "").leaks
         if leaks:
@@ -92,7 +92,7 @@ def _copied(reply: Reply) -> Iterator[Fault]:
             yield Fault(Part.EVENTS, FaultKind.COPIED, f"{interval_key(i)} has the text of another field")
 
 
-def _words(text: str, longest: int) -> Iterator[tuple[FaultKind, str]]:
+def text_faults(text: str, longest: int) -> Iterator[tuple[FaultKind, str]]:
     """Faults of one text by itself."""
     refusal = _REFUSAL.search(text.lower())
     if refusal:

@@ -73,10 +73,20 @@ def read_sample(corpus: Store, place: Place, check: bool = True) -> dict[str, by
         if not corpus.exists(place["tar"]):
             raise
         raise CorruptMember(place["members"][-1]["name"], place["tar"], f"is cut short ({error})") from None
-    members = {}
+    return {suffix: bytes(content) for suffix, content in split_sample(place, data, check).items()}
+
+
+def split_sample(place: Place, data: bytes | memoryview, check: bool = True) -> dict[str, memoryview]:
+    """Members of a sample in one family, by suffix, in the bytes of its range: nothing is copied.
+
+    Raises CorruptMember when the range is short, or a checksum (xxh64) differs.
+    """
+    if len(data) != place["size"]:
+        raise CorruptMember(place["members"][-1]["name"], place["tar"], "is cut short")
+    members, whole = {}, memoryview(data)
     for member in place["members"]:
         start = member["offset"] - place["offset"]
-        content = data[start : start + member["size"]]
+        content = whole[start : start + member["size"]]
         if check and xxhash.xxh64_intdigest(content) != member["xxh64"]:
             raise CorruptMember(member["name"], place["tar"], "is damaged (its checksum differs)")
         members[member["name"].partition(".")[2]] = content

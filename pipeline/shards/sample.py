@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.actions import read_actions
 from pipeline.caption.stage import read_unit_caption
@@ -15,6 +16,7 @@ from pipeline.latents.members import members as coded_members
 from pipeline.pose.stage import read_poses
 from pipeline.shards.write import Sample
 from pipeline.stage import Fact, Unit
+from schemas.action import LatentActions
 from schemas.pose import PoseTrack
 from schemas.sample import OPTIONAL, ActionUnknown, Annotation
 
@@ -24,43 +26,48 @@ def build(
 ) -> Sample:
     """The sample of a clip that passed every stage; a member per suffix of these `schemas.sample.FAMILIES`.
 
-    families: those that are written; of a kept one nothing is read. media: the media file, where that is one
-    of them. The files of its members stay as long as `held` is open.
+    families: those that are written; of a kept one no member is read. media: the media file, where that is
+    one of them. The files of its members stay as long as `held` is open.
     Its bytes depend on the clip and on what its stages made, never on time, attempts or place.
     Raises StoreError when something that a stage made is missing or damaged.
     """
     members: dict[str, bytes | Path] = {}
     if media is not None:
         members["mp4"] = media
+    actions, grid = read_actions(unit)
+    about = _about(unit, split, actions)
     if "annotations" in families:
-        members |= _annotation_members(unit, split)
+        members |= _annotation_members(unit, about, actions, grid)
     for family in OPTIONAL:
         if family in families:
             members |= coded_members(unit, family, held)
-    return Sample(unit.clip.clip_id, _about(unit, split), members)
+    return Sample(unit.clip.clip_id, about, members)
 
 
-def _about(unit: Unit, split: str) -> dict[str, Fact]:
+def _about(unit: Unit, split: str, actions: LatentActions) -> dict[str, Fact]:
     """The index columns that say what the clip is."""
     clip, ingest = unit.clip, unit.receipts["ingest"].facts
     return {
         "clip_id": clip.clip_id,
         "recording_id": clip.recording_id,
+        "kind": str(clip.kind),
         "split": split,
         "game": clip.game,
         "perspective": str(clip.perspective),
         "licence": clip.licence,
         **{name: ingest[name] for name in ("frames", "fps", "width", "height", "duration_s")},
-        "latent_frames": unit.receipts["actions"].facts["latents"],
+        "latent_frames": len(actions.rows),
+        "actions_known": ActionUnknown.of(actions.reasons).known(len(actions.rows)),
     }
 
 
-def _annotation_members(unit: Unit, split: str) -> dict[str, bytes]:
+def _annotation_members(
+    unit: Unit, about: dict[str, Fact], actions: LatentActions, grid: npt.NDArray[np.int32]
+) -> dict[str, bytes]:
     ingest, pose, action = (unit.receipts[name].facts for name in ("ingest", "pose", "actions"))
-    actions, grid = read_actions(unit)
     annotation = Annotation.model_validate(
         {
-            **_about(unit, split),
+            **about,
             "sample_id": unit.clip.clip_id,
             "fps_num": ingest["fps_num"],
             "fps_den": ingest["fps_den"],

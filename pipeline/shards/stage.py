@@ -153,7 +153,7 @@ def _media(unit: Unit, split: str) -> object:
 def _described(unit: Unit, split: str) -> object:
     """The clip's description, and what every stage but those of other families made of it."""
     clip = unit.clip
-    about = [clip.recording_id, split, clip.game, clip.perspective, clip.licence]
+    about = [clip.recording_id, clip.kind, split, clip.game, clip.perspective, clip.licence]
     made = sorted((name, r.content) for name, r in unit.receipts.items() if name not in OPTIONAL)
     return [*about, made]
 

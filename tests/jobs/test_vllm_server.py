@@ -5,19 +5,28 @@ What the model says is noise, so content checks advise; everything else is as wi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from jobs import captioner
 from jobs.caption_run import run_caption
 from jobs.config import CurateConfig
 from jobs.engine import Engine, EngineConfig, Phase, Served, command, environment, free_port
+from jobs.evaluate.events import EventReport, judge_videos, make_videos
+from jobs.evaluate.judge import JudgeConfig
+from jobs.serving import Engines, serve
+from pipeline.caption.client import EndpointConfig
 from pipeline.caption.frames import Limits, plan_frames
+from pipeline.caption.ladder import ContentChecks
 from pipeline.caption.stage import CaptionConfig, read_unit_caption
 from pipeline.media import read_frames
 from pipeline.shards.verify import verify
@@ -26,6 +35,7 @@ from pipeline.store import Store
 from pipeline.tables import batches, units
 from schemas.timeline import intervals
 from tests.jobs.caption_corpus import CLIPS, ROOT, attempts, config, make_corpus
+from tests.jobs.event_sets import WITH, Painted, event_set
 from tests.tiny_vlm import build
 
 pytestmark = pytest.mark.timeout(1200)
@@ -70,13 +80,57 @@ def pictures_shown(unit: Unit) -> int:
     return len(plan_frames(table.pts, table.time_base, intervals(table.duration()), size, limits).frames)
 
 
-def test_a_real_server_captions_footage_into_shards(
-    footage: Path, vllm: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in CPU.items():
-        monkeypatch.setenv(name, value)
-    corpus = make_corpus(footage, tmp_path)
-    run_caption(str(corpus), advising(), engines(vllm, tmp_path), model=str(model))
+@dataclass(frozen=True)
+class Ran:
+    """What one server did before it was ended: it captioned a corpus, and judged videos."""
+
+    corpus: Path
+    judged: EventReport
+
+
+@pytest.fixture(scope="module")
+def ran(footage: Path, vllm: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """`wp2 caption --serve`, whose server judges too before it is ended: a start takes 50 s."""
+    folder = tmp_path_factory.mktemp("served")
+    corpus, judged = make_corpus(footage, folder), []
+
+    @contextlib.contextmanager
+    def judging(*served: Any) -> Iterator[Engines]:
+        with serve(*served) as running:
+            yield running
+            endpoints = EndpointConfig(endpoints=running.urls)
+            judged.append(judge_two(folder / "events", endpoints))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CPU.items():
+            patch.setenv(name, value)
+        patch.setattr(captioner, "serve", judging)
+        run_caption(str(corpus), advising(), engines(vllm, folder), model=str(model))
+    yield Ran(corpus, judged[0])
+
+
+def judge_two(out: Path, endpoints: EndpointConfig) -> EventReport:
+    """Two painted videos, by a judge of random weights: checks of content advise."""
+    cases = event_set(out / "set", 2)
+    make_videos(Painted(), cases, out, WITH, lambda *_: None)
+    config = JudgeConfig(content_checks=ContentChecks.ADVISE)
+    return judge_videos(cases, out / "videos", out, config, endpoints, lambda *_: None)
+
+
+def test_a_real_server_judges_videos_in_the_form_that_was_asked_for(ran: Ran) -> None:
+    report = ran.judged
+    assert report.judge["model"] == "tiny-vlm" and len(report.cases) == 2
+    for line in report.cases:
+        assert not line.unjudged, line
+        assert line.instruction in range(5) and line.execution in range(5)
+        assert 0 < len(line.instruction_reason) <= 200 and 0 < len(line.execution_reason) <= 200
+        last = line.tries[-1]
+        assert (last.status, last.finish) == (200, "stop") and last.tokens_in and last.tokens_out
+        assert last.faults, "noise passed every check of content"
+
+
+def test_a_real_server_captions_footage_into_shards(ran: Ran, model: Path) -> None:
+    corpus = ran.corpus
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(model) in str(p.info["cmdline"])], (
         "it is left"
     )

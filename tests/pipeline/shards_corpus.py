@@ -16,7 +16,7 @@ from pipeline.shards.write import Sample, ShardConfig, write_partition, write_ro
 from pipeline.store import Store
 from schemas.action import AXES
 from schemas.caption import EventCategory, IntervalEvent, StructuredCaption, prompts
-from schemas.clip import Perspective
+from schemas.clip import ClipKind, Perspective
 from schemas.latents import NEGATIVE, LatentsNote, TextNote, prompt_key
 from schemas.pose import Scale
 from schemas.quality import Unknown
@@ -70,6 +70,7 @@ def sample(name: str, path: Path, number: int) -> Sample:
         sample_id=name,
         clip_id=name,
         recording_id=name,
+        kind=ClipKind.EVENT if third else ClipKind.NAVIGATION,
         split="train",
         game="fdoom_keys",
         perspective=Perspective.THIRD if third else Perspective.FIRST,
@@ -82,6 +83,7 @@ def sample(name: str, path: Path, number: int) -> Sample:
         height=height,
         duration_s=float(seconds),
         latent_frames=latents,
+        actions_known=1 if third else latents,
         grid_jitter_max_s=float(np.abs(shown.jitter_s).max()),
         pose_scale=Scale.UNKNOWN,
         pose_estimator="given",

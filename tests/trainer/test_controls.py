@@ -9,7 +9,8 @@ import pytest
 
 from schemas.action import JUMP, PERSPECTIVE, YAW
 from tests.trainer.model_support import action_rows
-from trainer.stable.controls import Law, Rows, back, extended
+from trainer.curriculum import Law
+from trainer.stable.controls import Rows, back, extended
 
 
 def rows(seed: int, latents: int) -> Rows:

@@ -181,7 +181,10 @@ def test_one_level_for_a_clip_and_one_for_each_chunk_where_the_law_says_so() -> 
     assert len(loss.sigma.unique()) == 4
 
 
-@pytest.mark.parametrize("stage", curriculum("tiny"), ids=lambda s: s.name)
+FLOW = [s for s in curriculum("tiny") if s.name in ("1", "2a", "2b", "3")]
+
+
+@pytest.mark.parametrize("stage", FLOW, ids=lambda s: s.name)
 def test_each_stage_of_the_curriculum_has_its_objective(stage: Stage) -> None:
     history = min(stage.histories)
     chunks = 0 if stage.name == "2a" else stage.target // PRESET.chunk

@@ -154,4 +154,4 @@ def unpatchify(x: Tensor, rows: int, patch: tuple[int, int, int]) -> Tensor:
     _, ph, pw = patch
     x = torch.unflatten(torch.unflatten(x, -1, (ph, pw, -1)), 3, (rows, -1))  # B, P, R, h, w, ph, pw, C
     x = x.permute(0, 2, 7, 1, 3, 5, 4, 6)  # B, R, C, P, h, ph, w, pw
-    return x.flatten(6, 7).flatten(4, 5)
+    return x.reshape(*x.shape[:4], x.shape[4] * x.shape[5], -1)

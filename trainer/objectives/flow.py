@@ -108,7 +108,7 @@ def query_loss(
     Source: spec/worldplay2.md c.4.1.
     """
     layout = frame_queries(preset, batch.history, times)
-    return _matched(model, preset, batch, layout, Rule.FULL, expert, law, seed, _without_image)
+    return _matched(model, preset, batch, layout, Rule.FULL, expert, law, seed, image=False)
 
 
 def chunk_loss(
@@ -143,24 +143,44 @@ def _matched(
     expert: str,
     law: SigmaLaw,
     seed: int,
-    condition_of: Callable[[Tensor], Tensor] | None = None,
+    *,
+    image: bool = True,
 ) -> Loss:
-    """The predicted frames of a layout. condition_of: makes the condition of the targets of that of the
-    whole encode [B, 20, T, H, W]."""
-    device = batch.latents.device
+    """The predicted frames of a layout, at the noise levels and with the noise of the batch's positions."""
+    device, frames = batch.latents.device, layout.count(Kind.PRED)
+    groups = frames // preset.chunk if law.per_chunk else 1
+    sigma = draw_sigma(law, preset, expert, batch.positions, groups, seed).to(device)
+    shape = (batch.latents.shape[1], frames, *batch.latents.shape[3:])
+    noise = noise_of(batch.positions, shape, device, seed, "noise")
+    value = velocity_error(model, batch, layout, rule, sigma, noise, image=image)
+    return Loss(value.mean(), sigma, value.detach(), batch.history)
+
+
+def velocity_error(
+    model: Network,
+    batch: Batch,
+    layout: Layout,
+    rule: Rule,
+    sigma: Tensor,
+    noise: Tensor,
+    *,
+    memory: Batch | None = None,
+    image: bool = True,
+) -> Tensor:
+    """[B, G]: || v - (eps - x) ||^2 over the predicted frames of a layout, a mean for each of G equal groups.
+
+    sigma: float64 [B, G]. noise: [B, 16, P, H, W]. memory: whose latents the compressor reads instead, for
+    controls. image: False gives the targets the condition of latents that hold no image.
+    """
     times = list(layout.only(Kind.PRED).times)
     clean = batch.latents[:, :, times]
-    y = (batch.condition if condition_of is None else condition_of(batch.condition))[:, :, times]
-    groups = len(times) // preset.chunk if law.per_chunk else 1
-    sigma = draw_sigma(law, preset, expert, batch.positions, groups, seed).to(device)
-    levels = sigma.repeat_interleave(len(times) // groups, dim=1)
-    noise = noise_of(batch.positions, tuple(clean.shape[1:]), device, seed, "noise")
+    y = (batch.condition if image else _without_image(batch.condition))[:, :, times]
+    levels = sigma.repeat_interleave(len(times) // sigma.shape[1], dim=1)
     level = levels.float()[:, None, :, None, None]
     noisy = torch.cat([(1.0 - level) * clean + level * noise, y], dim=1)
-    out = forward(model, batch, layout, rule, noisy, levels)
+    out = forward(model, batch, layout, rule, noisy, levels, memory=memory)
     error = (out.velocity.float() - (noise - clean)).square().mean(dim=(1, 3, 4))
-    value = error.reshape(len(batch), groups, -1).mean(dim=2)
-    return Loss(value.mean(), sigma, value.detach(), batch.history)
+    return error.reshape(len(batch), sigma.shape[1], -1).mean(dim=2)
 
 
 def _target(preset: Preset, batch: Batch) -> int:

@@ -38,11 +38,13 @@ def forward(
     *,
     negative: bool = False,
     rows: Tensor | None = None,
+    memory: Batch | None = None,
 ) -> Outputs:
     """What a network says of the predicted frames of a layout.
 
     target: [B, 36, P, H, W], those frames noisy, with their condition. levels: [B, P] their noise levels.
     negative: read the negative prompt, memory too. rows: [B, P, R, K] coefficients of a bank of heads.
+    memory: whose latents the compressor reads in place of the batch's own, for controls.
     """
     device = batch.latents.device
     prompts = (0,) * len(layout) if negative else prompts_of(batch, layout)
@@ -54,7 +56,7 @@ def forward(
             levels,
             batch.actions,
             RawText(text),
-            history(batch, layout),
+            history(batch if memory is None else memory, layout),
             rows=rows,
         )
     )

@@ -35,11 +35,21 @@ def draw_sigma(
     law: SigmaLaw, preset: Preset, expert: str, positions: Iterable[int], groups: int, seed: int
 ) -> Tensor:
     """float64 [B, G] on the CPU: G noise levels for each position in the stream, by its own key alone."""
-    low, high = expert_range(preset, expert)
-    first, last = (_share(law, unshift_sigma(sigma, law.shift)) for sigma in (low, high))
     drawn = torch.stack(
         [torch.rand(groups, dtype=torch.float64, generator=keyed(seed, p, "sigma")) for p in positions]
     )
+    return _levels(law, preset, expert, drawn)
+
+
+def even_levels(law: SigmaLaw, preset: Preset, expert: str, count: int) -> Tensor:
+    """float64 [count]: the middles of `count` equally likely parts of what an expert is trained on."""
+    return _levels(law, preset, expert, (torch.arange(count, dtype=torch.float64) + 0.5) / count)
+
+
+def _levels(law: SigmaLaw, preset: Preset, expert: str, drawn: Tensor) -> Tensor:
+    """Levels of an expert below which shares `drawn` of its part of the law lie."""
+    low, high = expert_range(preset, expert)
+    first, last = (_share(law, unshift_sigma(sigma, law.shift)) for sigma in (low, high))
     u = _quantile(law, first + (last - first) * drawn)
     sigma = law.shift * u / (1.0 + (law.shift - 1.0) * u)
     # Rounding must not hand a level to the other expert.

@@ -6,22 +6,14 @@ A 60 s clip has 240 latents, a rollout 320. Source: spec/worldplay2.md n.7.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.action import JUMP, PERSPECTIVE
+from trainer.curriculum import Law
 
 Rows = npt.NDArray[np.float32]
-
-
-class Law(StrEnum):
-    """OUT_AND_BACK: the recorded way, then the same way back, and so on. JOINED: behind it the rows of other
-    clips of the same game."""
-
-    OUT_AND_BACK = "out_and_back"
-    JOINED = "joined"
 
 
 def back(rows: Rows) -> Rows:

@@ -6,7 +6,7 @@ by (seed, step, chunk), the state that it started from is kept. Source: spec/wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from trainer.model.wan import WanModel
 from trainer.noise import keyed
 from trainer.rollout import Rollout, Scene, Settings
 from trainer.schedule import Block, PddSchedule
+from trainer.stable.watch import Pictures
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,23 @@ def play(
     schedule: PddSchedule,
     seed: int,
     step: int,
+    looked: Callable[[Pictures], None] = lambda pictures: None,
 ) -> Played:
-    """The videos of a scene by four steps a chunk. seed, step: key the noise and the replayed steps."""
+    """The videos of a scene by four steps a chunk. seed, step: key the noise and the replayed steps. looked:
+    told what the videos look like, whose pixels are not kept."""
     noise_seed = int(torch.randint(2**62, (), generator=keyed(seed, step, "rollout")))
     rollout = Rollout(preset, students, codec, scene, Settings(noise_seed, few=schedule))
     full: list[Tensor] = []
     low: list[Tensor] = []
     snapshots: list[Snapshot] = []
+    pictures: list[Pictures] = []
     for chunk in rollout.chunks():
         block = replayed_block(schedule, seed, step, chunk.index)
         snapshots.append(Snapshot(chunk.index, block, chunk.states[block.index]))
         full.append(chunk.full)
+        pictures.append(Pictures.of([chunk.pixels]))
         if chunk.low is not None:
             low.append(chunk.low)
+    looked(Pictures.joined(pictures))
     low = low or [full[0].new_zeros(len(full[0]), full[0].shape[1], 0, *preset.geometry.low_latent)]
     return Played(scene, torch.cat(full, 2), torch.cat(low, 2), tuple(snapshots), rollout.caches)

@@ -29,9 +29,9 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """behind: loss of the fake score on new rollouts, over that on the rollouts it was trained on, above which
-    the student waits; worse: the same over that of the real score, which never saw a rollout. caught_up: what
-    is left of the excess when the student goes on. window: steps over which losses are averaged.
+    """behind: loss of the fake score on new rollouts, over that on rollouts it was trained on, at which the
+    student waits; worse: the same over that of the real score, which never saw a rollout. caught_up: what is
+    left of the excess when the student goes on. window: steps over which losses are averaged.
     frozen: steps without any change of its loss by its updates. patience: steps that the student may wait.
     left_out: share of clips that do not count, over the window. still, saturated, blurred: motion energy,
     saturation and sharpness of the last quarter of rollouts, as shares of those of the teacher's samples."""
@@ -64,6 +64,12 @@ class Pictures:
         saturation = tuple(float((c.amax(1) - c.amin(1)).mean()) for c in chunks)
         sharpness = tuple(float((c[..., 1:] - c[..., :-1]).abs().mean()) for c in chunks)
         return Pictures(motion, saturation, sharpness)
+
+    @staticmethod
+    def joined(parts: list[Pictures]) -> Pictures:
+        """Of chunks one behind the other."""
+        names = ("motion", "saturation", "sharpness")
+        return Pictures(*(tuple(v for part in parts for v in getattr(part, name)) for name in names))
 
     def late(self) -> tuple[float, float, float]:
         """Means over the last quarter of the chunks."""

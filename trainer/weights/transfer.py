@@ -64,8 +64,8 @@ def load(
 def save(models: Mapping[str, nn.Module], found: Found, folder: Path) -> None:
     """Networks in memory as a native checkpoint in bf16. models: "high" and "low", or "single"."""
     for expert, model in models.items():
-        target = folder / _folder(expert, Naming.NATIVE)
-        _write(target, replace(found, naming=Naming.NATIVE), model.state_dict().__getitem__)
+        target = folder / folder_of(expert, Naming.NATIVE)
+        write_expert(target, replace(found, naming=Naming.NATIVE), model.state_dict().__getitem__)
 
 
 def convert(
@@ -79,7 +79,7 @@ def convert(
     if fresh is not None and source.contents is not Contents.BASE:
         raise WeightsError(f"{source.path} has actions and memory already: leave --fresh out")
     contents = Contents.VELOCITY if fresh is not None else source.contents
-    targets = {e.name: folder / _folder(e.name, naming) for e in source.experts}
+    targets = {e.name: folder / folder_of(e.name, naming) for e in source.experts}
     names(
         replace(source.experts[0].found, naming=naming, contents=contents)
     )  # has the layout a place for all?
@@ -87,7 +87,7 @@ def convert(
         if (target / FILE).exists():
             raise WeightsError(f"{target / FILE} is there already: remove it, or choose another folder")
     kinds = {e.name: replace(e.found, naming=naming, contents=contents) for e in source.experts}
-    _check_room(folder, sum(2 * math.prod(s) for found in kinds.values() for s in manifest(found).values()))
+    check_room(folder, sum(2 * math.prod(s) for found in kinds.values() for s in manifest(found).values()))
     for expert in source.experts:
         found = kinds[expert.name]
         added = _Fresh(found.preset.model, expert.name, fresh)
@@ -99,10 +99,10 @@ def convert(
                 tick(expert.name, value.numel() * value.element_size())
             return value
 
-        _write(targets[expert.name], found, tensor)
+        write_expert(targets[expert.name], found, tensor)
 
 
-def _check_room(folder: Path, size: int) -> None:
+def check_room(folder: Path, size: int) -> None:
     """Raises WeightsError where the disk of a folder that is to be made has less room."""
     existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing).free
@@ -110,11 +110,11 @@ def _check_room(folder: Path, size: int) -> None:
         raise WeightsError(f"{folder} needs {size / 1e9:.1f} GB and its disk has {free / 1e9:.1f}: make room")
 
 
-def _folder(expert: str, naming: Naming) -> str:
+def folder_of(expert: str, naming: Naming) -> str:
     return dict(zip(PAIR, EXPERTS[naming])).get(expert, "")
 
 
-def _write(folder: Path, found: Found, tensor: Callable[[str], Tensor]) -> None:
+def write_expert(folder: Path, found: Found, tensor: Callable[[str], Tensor]) -> None:
     shapes, table = manifest(found), names(found)
     order = sorted(table, key=lambda ours: table[ours])
 

@@ -1,0 +1,1 @@
+"""Does it learn? A probe world, two corpora, the curriculum, and paired evidence (docs/learning.md)."""

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.learn`."""
+
+from benchmarks.learn.run import main
+
+main()

@@ -1,0 +1,230 @@
+"""The learning benchmark: two corpora recorded and curated, three stages trained, evidence taken; resumable.
+
+    python -m benchmarks.learn --out DIR [--minutes 120] [--corpora probe,vizdoom] [--seed 0]
+        [--quick] [--export FOLDER]
+
+Every step is the project's own command (`wp2 record`, `curate`, `train`, `export`), and is left out where it
+was finished; run it again after any death. Steps of training scale with the minutes: 120 are for both corpora
+on two quiet cores. `--quick` runs the whole of it on little, in minutes, and proves nothing but that it runs.
+`--export` writes the weights (bf16, both experts) with their checksums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.learn.corpora import CORPORA, Made, record_probe
+from benchmarks.learn.evidence import Evidence, Measure
+from benchmarks.learn.model import LearnError, load_experts
+from jobs.train_config import DataConfig
+from jobs.train_data import TrainingData
+from schemas.latents import FittedCodec
+from trainer.codec.linear import Linear
+from trainer.config import SMALL
+
+MINUTES = 120.0
+STAGES = ("1", "2a", "2b", "3")
+GATES = ("actions", "recall", "memory")
+"""Told and written, not obeyed: a stage that failed its gate is reported with what followed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one corpus of a run lies."""
+
+    folder: Path
+
+    @property
+    def recordings(self) -> Path:
+        return self.folder / "recordings"
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / "corpus"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learn", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run; the same one goes on")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="scales the steps of training")
+    parser.add_argument("--seed", type=int, default=0, help="of the training; the corpora are the same")
+    parser.add_argument("--corpora", default=",".join(c.name for c in CORPORA))
+    parser.add_argument("--quick", action="store_true", help="little of everything: does it run")
+    parser.add_argument("--export", type=Path, help="write weights and checksums here, in a folder a corpus")
+    args = parser.parse_args()
+    torch.set_num_threads(os.cpu_count() or 1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    chosen = [c for c in CORPORA if c.name in args.corpora.split(",")]
+    for made in chosen:
+        _one(
+            _little(made) if args.quick else made,
+            Place(args.out / made.name),
+            args.minutes / MINUTES,
+            args.seed,
+        )
+        if args.export:
+            _export(Place(args.out / made.name), args.export / made.name)
+    _report(args.out, chosen)
+
+
+def _one(made: Made, place: Place, share: float, seed: int) -> None:
+    place.folder.mkdir(exist_ok=True)
+    _timed(place, "record", lambda: _record(made, place))
+    _timed(place, "curate", lambda: _curate(made, place))
+    _timed(place, "train", lambda: _train(made, place, share, seed))
+    _timed(place, "evidence", lambda: _evidence(made, place))
+
+
+def _little(made: Made) -> Made:
+    """The same in minutes: enough clips for every measure to have something to say."""
+    counts = None if made.counts is None else {"navigation": 12, "loops": 1, "events": 2}
+    return replace(
+        made,
+        steps=dict.fromkeys(made.steps, 2),
+        episodes=min(made.episodes, 60),
+        counts=counts,
+        batch=2,
+        little=True,
+    )
+
+
+# --- the steps --------------------------------------------------------------------------------------------
+
+
+def _record(made: Made, place: Place) -> None:
+    if made.counts is None:
+        record_probe(place.recordings, made.episodes, made.latents, _told("recording"))
+        return
+    counts = [part for kind, count in made.counts.items() for part in (f"--{kind}", str(count))]
+    _wp2("record", str(place.recordings), *counts, "--seconds", str(made.seconds), "--third-person", "0")
+
+
+def _curate(made: Made, place: Place) -> None:
+    config = place.folder / "curate.yaml"
+    config.write_text(yaml.safe_dump(made.curate(os.cpu_count() or 1), sort_keys=False))
+    _wp2("curate", f"gameplay:{place.recordings}", "--out", str(place.corpus), "--config", str(config))
+
+
+def _train(made: Made, place: Place, share: float, seed: int) -> None:
+    config = place.folder / "train.yaml"
+    config.write_text(yaml.safe_dump(made.train(share, seed), sort_keys=False))
+    gates = ("--gate-override", ",".join(GATES))
+    _wp2(
+        "train", str(place.corpus), "--preset", "small", "--stages", "1-3", "--out", str(place.run),
+        "--config", str(config), *gates,
+    )  # fmt: skip
+
+
+def open_evidence(made: Made, place: Place) -> Evidence:
+    """Raises LearnError where the corpus has no codec, or the run no weights."""
+    codecs = sorted((place.corpus / "statistics").glob("codec-v*.json"))
+    if not codecs:
+        raise LearnError(f"{place.corpus} has no fitted codec")
+    return Evidence(
+        TrainingData.open(str(place.corpus), DataConfig(), SMALL),
+        SMALL,
+        Linear(FittedCodec.model_validate_json(codecs[-1].read_bytes())),
+        load_experts(place.run, "2a", SMALL),
+        load_experts(place.run, "3", SMALL),
+        made.bars,
+    )
+
+
+def _evidence(made: Made, place: Place) -> None:
+    from benchmarks.learn import pictures
+
+    evidence = open_evidence(made, place)
+    pictures.next_chunks(evidence, place.folder / "next.png")
+    pictures.recalled(evidence, place.folder / "recall.png")
+    pictures.returns(evidence, place.folder / "returns.png")
+    found: list[Measure] = evidence.all(_say)
+    told = {
+        "corpus": evidence.data.root,
+        "train_clips": len(evidence.data.train),
+        "held_out_clips": len(evidence.data.held_out),
+        "measures": [m.row() for m in found],
+    }
+    _write(place.folder / "evidence.json", told)
+
+
+def _export(place: Place, folder: Path) -> None:
+    """Both experts of stage 3, and the sha256 of every file beside them."""
+    _wp2("export", str(place.run), "--out", str(folder), "--stage", "3")
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
+    sums = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder)}" for p in files]
+    (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    _say(f"{folder}: {sum(p.stat().st_size for p in files) / 1e6:.1f} MB")
+
+
+def _report(out: Path, chosen: list[Made]) -> None:
+    from benchmarks.learn import pictures
+
+    places = {made.name: Place(out / made.name) for made in chosen}
+    pictures.curves({n: p.run for n, p in places.items()}, STAGES, SMALL.experts, out / "curves.png")
+    found = {}
+    for name, place in places.items():
+        evidence = json.loads((place.folder / "evidence.json").read_text())
+        found[name] = {**evidence, "seconds": json.loads((place.folder / "seconds.json").read_text())}
+    _write(out / "report.json", found)
+    _say(f"written: {out / 'report.json'}, {out / 'curves.png'}")
+
+
+# --- small things -----------------------------------------------------------------------------------------
+
+
+def _timed(place: Place, name: str, do: Any) -> None:
+    """Run a step unless it was finished; seconds add up over restarts."""
+    file = place.folder / "seconds.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    if known.get(name, {}).get("done"):
+        _say(f"{place.folder.name}: {name} finished before")
+        return
+    began = time.monotonic()
+    spent = known.get(name, {}).get("seconds", 0.0)
+    try:
+        do()
+    except BaseException:
+        known[name] = {"seconds": spent + time.monotonic() - began, "done": False}
+        _write(file, known)
+        raise
+    known[name] = {"seconds": spent + time.monotonic() - began, "done": True}
+    _write(file, known)
+    _say(f"{place.folder.name}: {name} took {known[name]['seconds']:.0f} s")
+
+
+def _wp2(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "jobs", *arguments], check=True)
+
+
+def _told(what: str) -> Any:
+    def tick(done: int, total: int) -> None:
+        if done % 50 == 0 or done == total:
+            _say(f"{what} {done}/{total}")
+
+    return tick
+
+
+def _write(file: Path, value: dict[str, Any]) -> None:
+    partial = file.with_name(f".{file.name}")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.rename(file)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,209 @@
+"""What a step of each stage runs: passes of one sample, how often each, with or without gradient.
+
+Source: spec/worldplay2.md c.4, d, e, f.3, g.2, n.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from schemas.timeline import chunk_latents, interval_of_latents, latents_time
+from trainer.config import ConfigError, ModelConfig, Preset
+from trainer.curriculum import (
+    CLIP,
+    Objective,
+    PddConfig,
+    Solver,
+    StableConfig,
+    Stage,
+    curriculum,
+    select,
+)
+from trainer.flops import Flops, count
+from trainer.model.layout import (
+    NOTHING,
+    Layout,
+    Rule,
+    anchor,
+    clip,
+    compressed,
+    frame_queries,
+    memory,
+    prefill,
+    sink,
+    target,
+    teacher_forced,
+)
+from trainer.objectives.flow import BUCKET
+from trainer.schedule import PddSchedule
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass of one sample. prompts: of the sample. context: cached memory, whose text is cached
+    too. bank: (R, K), rows of coefficients over K few-step heads."""
+
+    layout: Layout
+    rule: Rule
+    prompts: int = 1
+    context: Layout = NOTHING
+    bank: tuple[int, int] | None = None
+    cached_text: bool = False
+
+    @cached_property
+    def tokens(self) -> int:
+        return self.layout.tokens
+
+    def flops(self, config: ModelConfig) -> Flops:
+        return count(
+            config,
+            self.layout,
+            self.rule,
+            prompts=self.prompts,
+            context=self.context,
+            cached_text=self.cached_text,
+            bank=self.bank,
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A pass and how often a sample of a step needs it. trained: with gradient. cached: over a cache of keys
+    and values, which ranks that share a sequence cannot share."""
+
+    what: str
+    run: Pass
+    times: float = 1.0
+    trained: bool = False
+    cached: bool = False
+
+    def flops(self, config: ModelConfig, *, checkpointing: bool) -> float:
+        flops = self.run.flops(config)
+        return self.times * (flops.training(checkpointing=checkpointing) if self.trained else flops.total)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One sample of a step of one stage.
+
+    frozen: networks beside the trained one that are only read. cache: tokens whose keys and values are kept,
+    all experts together. experts: of the model.
+    """
+
+    stage: Stage
+    runs: tuple[Run, ...]
+    experts: int
+    frozen: int = 0
+    cache: int = 0
+
+    @property
+    def is_stable(self) -> bool:
+        return self.stage.objective is Objective.STABLE
+
+    @property
+    def rounds(self) -> int:
+        """How often the steps of the stage are made: by each expert, or once where a step trains both."""
+        return 1 if self.is_stable else self.experts
+
+    def longest(self, *, trained: bool, cached: bool = False) -> Pass | None:
+        """The pass with most tokens among those with or without gradient, over caches or not."""
+        found = [r.run for r in self.runs if (r.trained, r.cached) == (trained, cached)]
+        return max(found, key=lambda run: (run.tokens, run.context.tokens), default=None)
+
+    def tokens(self) -> float:
+        """Tokens of a sample that run with gradient."""
+        return sum(r.times * r.run.tokens for r in self.runs if r.trained)
+
+
+def stages_of(preset: Preset, span: str) -> tuple[Stage, ...]:
+    """Stages of "3", "1-5" or "2a". Raises ConfigError with the names there are."""
+    return select(curriculum(preset.name), span)
+
+
+def work_of(
+    preset: Preset,
+    stage: Stage,
+    *,
+    pdd: PddConfig | None = None,
+    stable: StableConfig | None = None,
+    critic_clips: int | None = None,
+) -> Work:
+    """What one sample of a step runs, on average over the histories that it may have.
+
+    critic_clips: clips of a rollout that one update of the fake score reads; all if not given.
+    """
+    experts = len(preset.experts)
+    if stage.objective is Objective.STABLE:
+        return _stable(preset, stage, stable or StableConfig(), critic_clips)
+    runs: list[Run] = []
+    for layout, rule, prompts, share in _sequences(preset, stage):
+        if stage.objective is not Objective.PDD:
+            runs.append(Run("trained", Pass(layout, rule, prompts), share, trained=True))
+            continue
+        asked = pdd or PddConfig()
+        heads = max(len(span) for _, span in PddSchedule(boundary=preset.boundary).experts)
+        runs.append(Run("student", Pass(layout, rule, prompts, bank=(2, heads)), share, trained=True))
+        calls = 2 if asked.solver is Solver.MIDPOINT else 1
+        runs.append(Run("teacher", Pass(layout, rule, prompts), calls * share))
+        if asked.guidance != 1.0:
+            runs.append(Run("teacher, guidance", Pass(layout, rule), calls * share))
+    return Work(stage, tuple(runs), experts, frozen=1 if stage.objective is Objective.PDD else 0)
+
+
+def prompts_of(chunks: int) -> int:
+    """Prompts that chunks [0, chunks) read: those of the 5 s intervals that hold their middles."""
+    last = chunk_latents(chunks - 1)
+    return interval_of_latents(latents_time(last)[1], last) + 1
+
+
+def _sequences(preset: Preset, stage: Stage) -> Iterable[tuple[Layout, Rule, int, float]]:
+    """(sequence, rule, prompts, share of the samples) of stages 1 to 4; histories come equally often."""
+    chunks, share = stage.target // preset.chunk, 1 / len(stage.histories)
+    for history in stage.histories:
+        if stage.objective is Objective.CLIP:
+            yield clip(preset, history, chunks), Rule.FULL, 1, share
+        elif stage.objective is Objective.QUERIES:
+            for asked in range(1, stage.target + 1):
+                layout = frame_queries(preset, history, tuple(range(asked)))
+                yield layout, Rule.FULL, 1, share / stage.target
+        else:
+            past = len(compressed(preset, 0, history + chunks - 1))
+            padded = -(-past // BUCKET) * BUCKET if stage.objective is Objective.CHUNKS else None
+            layout = teacher_forced(preset, history, chunks, padded)
+            yield layout, Rule.CAUSAL, prompts_of(history + chunks), share
+
+
+def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: int | None) -> Work:
+    """Stage 5: a rollout, its scores, its replay, and the fake score's updates on its clips."""
+    if config.latents % CLIP:
+        raise ConfigError(f"a rollout of {config.latents} latents does not split into clips of {CLIP}")
+    schedule = PddSchedule(boundary=preset.boundary)
+    chunks, experts = config.latents // preset.chunk, len(preset.experts)
+    runs: list[Run] = []
+    for index in range(chunks):
+        past, own = memory(preset, index), target(preset, index, index + 1)
+        heads = max(schedule.heads(name) for name in preset.experts)
+        step = Pass(own, Rule.CAUSAL, context=past, bank=(2, heads), cached_text=True)
+        runs.append(Run("rollout", step, len(schedule.blocks), cached=True))
+        if index + 1 < chunks:
+            before = NOTHING if index == 0 else sink(preset) + compressed(preset, 0, index)
+            fill = Pass(prefill(preset, index + 1, index), Rule.CAUSAL, context=before, cached_text=True)
+            runs.append(Run("prefill", fill, experts, cached=True))
+        if index:
+            again = sink(preset) + compressed(preset, 0, index)
+            runs.append(
+                Run("replay: anchor", Pass(anchor(preset, index), Rule.CAUSAL, context=again), cached=True)
+            )
+        replayed = Pass(own, Rule.CAUSAL, context=past, bank=(2, heads))
+        runs.append(Run("replay", replayed, trained=True, cached=True))
+    clips, per_clip = config.latents // CLIP, CLIP // preset.chunk
+    for index in range(clips):
+        scored = Pass(clip(preset, index * per_clip, per_clip), Rule.FULL)
+        calls = 2 if config.guidance == 1.0 else 3
+        runs.append(Run("scores", scored, calls))
+        read = config.critic_steps * (critic_clips or clips) / clips
+        runs.append(Run("critic", scored, read, trained=True))
+    last = memory(preset, chunks - 1).tokens
+    return Work(stage, tuple(runs), experts, cache=experts * last)

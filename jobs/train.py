@@ -1,0 +1,405 @@
+"""`wp2 train`: a corpus through the stages of the curriculum, one expert at a time.
+
+Stage by stage: each expert from the averaged weights of the stage that it starts from, then the stage's gate
+on both, then the next. The same code runs as one process and as a rank of torchrun; what is finished is
+skipped, what was cut off goes on from its newest complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from jobs.train_config import TrainConfig, TrainError, plain
+from jobs.train_data import TrainingData
+from jobs.train_look import Looker
+from trainer.checkpoint import Checkpoints, Saved, list_steps
+from trainer.config import ConfigError, Preset
+from trainer.curriculum import Stage
+from trainer.data.plan import word
+from trainer.data.stream import Loader
+from trainer.distributed.mesh import Mesh, make_mesh
+from trainer.distributed.parallelize import freeze, parallelize, train_only
+from trainer.loop import Hooks, Task, train_expert
+from trainer.metrics import StepRecord
+from trainer.model.adapters import Contents
+from trainer.model.wan import WanModel, build
+from trainer.objectives.flow import objective
+from trainer.run_folder import RunFolder, read_json, write_json
+from trainer.state import load_weights
+from trainer.weights.checkpoint import open_checkpoint
+from trainer.weights.transfer import load as load_files
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a run. span: stages, as "1-3". experts: none for all. steps: of each stage instead of its own.
+    init: weights that the first stage starts from. overrides: gates that need not pass."""
+
+    corpus: str
+    out: Path
+    span: str = "1-3"
+    experts: tuple[str, ...] = ()
+    steps: int | None = None
+    init: Path | None = None
+    overrides: tuple[str, ...] = ()
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """A held-out measure after a stage. passed: value is above the bar. held_out: whether its clips were kept
+    from training. numbers: all that was measured."""
+
+    name: str
+    value: float
+    bar: float
+    passed: bool
+    held_out: bool
+    detail: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+Gate = Callable[[Stage, Mapping[str, WanModel]], GateResult]
+"""Measures the experts after a stage; the same answer on every rank."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whom a run tells of it, on its first rank."""
+
+    say: Callable[[str], None] = print
+    begin: Callable[[Stage, str], None] = lambda stage, expert: None
+    seen: Callable[[StepRecord], None] = lambda record: None
+
+
+def train(config: TrainConfig, options: Options, told: Told | None = None) -> None:
+    """Run to the end of the last stage.
+
+    Raises UserError in one line: what does not fit, before the first step; Stopped after SIGTERM or Ctrl-C;
+    NotFiniteError; TrainError where a gate did not pass.
+    """
+    # The prediction is a view, and nobody writes into it.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    try:
+        mesh = make_mesh(config.parallel, options.device)
+    except ConfigError as error:
+        raise TrainError(f"parallel: {error}") from None
+    try:
+        with _stopping() as stop:
+            run = _Run(config, options, mesh, told or Told(), stop)
+            if mesh.rank:
+                run.told = Told(say=lambda line: None)
+            run.all_stages()
+    except ConfigError as error:
+        raise TrainError(str(error)) from None
+    finally:
+        mesh.close()
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Inside, SIGTERM and the first Ctrl-C ask to stop after the step; a second Ctrl-C ends at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Run:
+    def __init__(
+        self, config: TrainConfig, options: Options, mesh: Mesh, told: Told, stop: Callable[[], bool]
+    ) -> None:
+        self.config, self.options, self.mesh, self.told, self.stop = config, options, mesh, told, stop
+        self.preset: Preset = config.sizes
+        self.stages = config.selected(options.span, options.steps)
+        self.experts = _experts(self.preset, options.experts)
+        self.folder = RunFolder(options.out)
+        self.data = TrainingData.open(options.corpus, config.data, self.preset)
+
+    def all_stages(self) -> None:
+        self._check()
+        self.mesh.meet("the start of the run")
+        for stage in self.stages:
+            self._needs_gate(stage)
+            for expert in self.experts:
+                self._expert(stage, expert)
+            self._looks(stage)
+            self._gate(stage)
+
+    # --- before the first step ----------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Refuse what cannot work, say what will be drawn, remember what this run is."""
+        for stage in self.stages:
+            objective(stage)
+            source = self._source(stage)
+            plan = self.data.plan(stage, self.preset, self.config.seed, self.mesh.data_world)
+            self.told.say(f"{plan.describe(stage.steps)}; starts from {source}")
+        if not self.data.is_held_out:
+            self.told.say(
+                "no clip is held out (no split val, and too few recordings to keep some back): gates and "
+                "videos are of clips that were trained on"
+            )
+        if self.mesh.rank == 0:
+            self.folder.remember(self._identity())
+
+    def _identity(self) -> dict[str, Any]:
+        stages = plain(self.config)["stages"]
+        found = {}
+        for stage in self.stages:
+            found[stage.name] = {
+                **stages[stage.name],
+                "steps": stage.steps,
+                "corpus": self.data.root,
+                "start_weights": str(self._source(stage)),
+            }
+        return {
+            "preset": self.preset.name,
+            "model": asdict(self.preset),
+            "seed": self.config.seed,
+            "codec": self.data.codec,
+            "text": self.data.text,
+            "stages": found,
+        }
+
+    def _source(self, stage: Stage) -> str | Path:
+        """What a stage starts from: the name of a stage, a path of weights, or "fresh weights"."""
+        names = [s.name for s in self.stages]
+        here = stage.start in names or (
+            stage.start is not None and all(self._finished(stage.start, e) for e in self.experts)
+        )
+        if here and not (self.options.init is not None and stage is self.stages[0]):
+            return _after(stage)
+        if self.options.init is not None:
+            return self.options.init.absolute()
+        if stage.start is None:
+            return "fresh weights"
+        raise TrainError(
+            f"stage {stage.name} starts from stage {stage.start}, which {self.options.out} has not finished: "
+            "train it first, or give --init WEIGHTS"
+        )
+
+    # --- one expert ---------------------------------------------------------------------------------------
+
+    def _finished(self, stage: str, expert: str) -> bool:
+        """Has an expert come to the last step that the run remembers for a stage."""
+        steps = [s.steps for s in self.stages if s.name == stage]
+        if not steps and (self.folder.path / "run.json").is_file():
+            known = self.folder.read()["stages"]
+            steps = [known[stage]["steps"]] if stage in known else []
+        done = list_steps(self.folder.checkpoints(stage, expert))[0]
+        return bool(steps) and done[-1:] == steps
+
+    def _expert(self, stage: Stage, expert: str) -> None:
+        if self._finished(stage.name, expert):
+            self.told.say(f"stage {stage.name}, expert {expert}: finished before, skipped")
+            return
+        self.told.begin(stage, expert)
+        config, mesh = self.config, self.mesh
+        model = self._start(stage, expert)
+        train_only(model, stage.trainable)
+        model = parallelize(model, mesh, config.parallel)
+        plan = self.data.plan(stage, self.preset, config.seed, mesh.data_world)
+        loader = Loader(
+            plan,
+            self.data.corpus.reader(stage),
+            stage,
+            self.preset,
+            config.seed,
+            mesh.data_rank,
+            mesh.data_world,
+            config.data.threads,
+            config.data.ahead,
+        )
+        task = Task(
+            stage,
+            self.preset,
+            expert,
+            config.seed,
+            config.parallel,
+            self.folder.expert(stage.name, expert),
+            config.save_every,
+            config.look.every,
+            config.host_ema,
+        )
+        look = self._look_during(stage, expert) if config.look.every else None
+        hooks = Hooks(self.told.seen, look, self.stop, self.told.say)
+        place = self.folder.checkpoints(stage.name, expert)
+        say = self.told.say if list_steps(place) != ([], []) else lambda line: None
+        checkpoints = Checkpoints(place, config.keep, say=say)
+        try:
+            train_expert(task, model, mesh, loader, checkpoints, hooks)
+        finally:
+            checkpoints.close()
+        del model
+        _emptied()
+
+    def _start(self, stage: Stage, expert: str) -> WanModel:
+        """The network of an expert with the weights that a stage starts from, fp32, on the host."""
+        source = self._source(stage)
+        if isinstance(source, Path):
+            return self._from_files(source, expert)
+        if source == "fresh weights":
+            return build(self.preset.model, word(self.config.seed, "weights", expert) >> 1)
+        assert stage.start is not None
+        return self._from_run(stage.start, expert)
+
+    def _from_files(self, path: Path, expert: str) -> WanModel:
+        found = {e.name: e for e in open_checkpoint(path).experts}
+        if expert not in found:
+            raise TrainError(f"--init {path} has no expert {expert}: it has {', '.join(found)}")
+        chosen = found[expert]
+        if chosen.found.preset.name != self.preset.name:
+            raise TrainError(f"--init {path} is of preset {chosen.found.preset.name}, not {self.preset.name}")
+        if chosen.found.contents not in (Contents.BASE, Contents.VELOCITY):
+            raise TrainError(
+                f"--init {path} is {chosen.found.contents.words}: stages 1 to 3 need one velocity"
+            )
+        return load_files(chosen)
+
+    def _from_run(self, stage: str, expert: str) -> WanModel:
+        """The average of a finished stage."""
+        saved = self._saved(stage, expert)
+        with torch.device("meta"):
+            model = WanModel(self.preset.model)
+        model = model.to_empty(device="cpu")
+        load_weights(saved, model, average=True)
+        return model
+
+    def _saved(self, stage: str, expert: str) -> Saved:
+        checkpoints = Checkpoints(self.folder.checkpoints(stage, expert), say=lambda line: None)
+        try:
+            saved = checkpoints.newest()
+        finally:
+            checkpoints.close()
+        if saved is None:
+            raise TrainError(f"{self.options.out} has no weights of stage {stage}, expert {expert}")
+        return saved
+
+    # --- after a stage ------------------------------------------------------------------------------------
+
+    def _frozen(self, stage: str, expert: str) -> WanModel:
+        """An expert to look at: the average of a stage, sharded as the trained one is."""
+        model = freeze(self._from_run(stage, expert), self.config.parallel.precision.dtype)
+        return parallelize(model, self.mesh, self.config.parallel)
+
+    def _look_during(self, stage: Stage, expert: str) -> Callable[[int, WanModel], None] | None:
+        """Videos of the expert in training with the others, of this stage or of the one before."""
+        others: dict[str, WanModel] = {}
+        for other in set(self.preset.experts) - {expert}:
+            known = [n for n in (stage.name, stage.start) if n is not None and self._finished(n, other)]
+            if not known:
+                return None
+            others[other] = self._frozen(known[0], other)
+        looker = self._looker()
+        if looker is None:
+            return None
+
+        def look(done: int, model: WanModel) -> None:
+            made = looker.show(self.folder.rollouts(stage.name, expert, done), {**others, expert: model})
+            self.told.say(f"stage {stage.name}, expert {expert}, step {done}: {made} videos")
+
+        return look
+
+    def _looks(self, stage: Stage) -> None:
+        """Videos at the end of a stage."""
+        folder = self.folder.rollouts(stage.name, "end", stage.steps)
+        there = folder.is_dir()
+        self.mesh.meet(f"the videos of stage {stage.name}")
+        if there or not all(self._finished(stage.name, e) for e in self.preset.experts):
+            return
+        looker = self._looker()
+        if looker is not None:
+            experts = {e: self._frozen(stage.name, e) for e in self.preset.experts}
+            made = looker.show(folder, experts)
+            self.told.say(f"stage {stage.name}: {made} videos in {folder}")
+
+    def _looker(self) -> Looker | None:
+        if not self.config.look.clips:
+            return None
+        return Looker.of(self.data, self.preset, self.config.look, self.config.seed, self.mesh, self.told.say)
+
+    def _needs_gate(self, stage: Stage) -> None:
+        """Raises TrainError where the stage before has not passed its gate, which no override names."""
+        known = self.folder.read()["stages"]
+        if (
+            stage.start is None
+            or stage.start not in known
+            or not known[stage.start]["gate"]
+            or self._source(stage) != _after(stage)
+        ):
+            return
+        name, file = known[stage.start]["gate"], self._gate_file(stage.start)
+        if name in self.options.overrides:
+            return
+        if not file.is_file():
+            raise TrainError(
+                f"stage {stage.name} does not start: gate {name} of stage {stage.start} was not measured: "
+                f"run --stages {stage.start} again, or give --gate-override {name}"
+            )
+        found = read_json(file)
+        if not found["passed"]:
+            raise TrainError(
+                f"stage {stage.name} does not start: gate {found['name']} of stage {stage.start} failed "
+                f"({found['detail']}); look at {file}, or give --gate-override {found['name']}"
+            )
+
+    def _gate_file(self, stage: str) -> Path:
+        return self.folder.gate(stage, self.experts if self.experts != self.preset.experts else ())
+
+    def _gate(self, stage: Stage) -> None:
+        """Measure the experts after a stage, once."""
+        file = self._gate_file(stage.name)
+        there = file.is_file()
+        self.mesh.meet(f"the gate of stage {stage.name}")
+        if there or not stage.gate:
+            return
+        from jobs.train_gate import make_gate
+
+        gate = make_gate(self.data, self.preset, self.config)
+        result = gate(stage, {e: self._frozen(stage.name, e) for e in self.experts})
+        self.mesh.meet(f"the gate of stage {stage.name}")
+        if self.mesh.rank == 0:
+            overridden = not result.passed and result.name in self.options.overrides
+            write_json(file, {**asdict(result), "overridden": overridden})
+        self.mesh.meet(f"the gate of stage {stage.name}")
+        verdict = "passed" if result.passed else "NOT passed"
+        self.told.say(f"stage {stage.name}: gate {result.name} {verdict}: {result.detail}")
+        _emptied()
+
+
+def _after(stage: Stage) -> str:
+    return f"stage {stage.start}"
+
+
+def _experts(preset: Preset, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """In the order of use. Raises TrainError."""
+    unknown = [name for name in asked if name not in preset.experts]
+    if unknown:
+        raise TrainError(f"--experts {unknown[0]}: preset {preset.name} has {', '.join(preset.experts)}")
+    return tuple(name for name in preset.experts if not asked or name in asked)
+
+
+def _emptied() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

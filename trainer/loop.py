@@ -1,0 +1,275 @@
+"""The loop: one expert of one stage, from its newest checkpoint to its last step.
+
+A step is a pure function of (state, step): the rate comes from the step, draws from the positions of samples,
+data from the plan; a run that was killed goes on as if it had not been. What a step finds that is no number
+ends the run, with a line that names it, and the newest checkpoint stays as it is.
+Source: DESIGN rule 9; spec/faults.md S5, F1, F12.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schemas.errors import UserError
+from trainer.checkpoint import Checkpoints
+from trainer.config import ModelConfig, Preset
+from trainer.curriculum import Stage
+from trainer.data.batch import Batch
+from trainer.data.stream import Loader
+from trainer.distributed.mesh import Mesh, Parallel
+from trainer.distributed.parallelize import accumulate
+from trainer.ema import Ema
+from trainer.flops import training_flops
+from trainer.metrics import MetricsLog, StepRecord, by_sigma, memory_gb, peak_flops
+from trainer.model.layout import Layout, Rule
+from trainer.model.wan import WanModel
+from trainer.objectives.flow import objective, sequence
+from trainer.objectives.loss import Loss
+from trainer.optim import OptimError, clip_gradients, learning_rate, make_optimizer, set_rate
+from trainer.parameters import named_parameters
+from trainer.state import TrainState
+
+_SHOWN = 4
+"""Samples that an error names."""
+
+
+class NotFiniteError(UserError):
+    """A loss or a gradient that is no number; one line that names step, samples and noise levels."""
+
+
+class Stopped(UserError):
+    """Asked to stop: the step was finished and saved."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One expert of one stage. folder: of its metrics. save_every: steps from checkpoint to checkpoint;
+    look_every: from look to look, 0 for none but that at the end. host_ema: the average in host memory."""
+
+    stage: Stage
+    preset: Preset
+    expert: str
+    seed: int
+    parallel: Parallel
+    folder: Path
+    save_every: int = 500
+    look_every: int = 0
+    host_ema: bool = False
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller is told. seen: every step, on the first rank. look: called on every rank with the number
+    of steps done, while the network holds its average. stop: should this process end after the step.
+    say: a line for the log, on the first rank."""
+
+    seen: Callable[[StepRecord], None] = lambda record: None
+    look: Callable[[int, WanModel], None] | None = None
+    stop: Callable[[], bool] = lambda: False
+    say: Callable[[str], None] = print
+
+
+def train_expert(
+    task: Task, model: WanModel, mesh: Mesh, loader: Loader, checkpoints: Checkpoints, hooks: Hooks
+) -> None:
+    """Train to the stage's last step. model: sharded (`parallelize`), with the weights to start from.
+
+    Every rank calls it. Raises NotFiniteError; Stopped where one rank was asked to stop; CheckpointError.
+    """
+    stage, named = task.stage, named_parameters(model)
+    optimizer = make_optimizer(named.items(), stage.optim, offload=task.parallel.offload)
+    ema = Ema(model, stage.optim.ema, stage.optim.ema_from, host=task.host_ema)
+    state = TrainState(model, optimizer, ema)
+    saved, first = checkpoints.newest(), 0
+    if saved is not None:
+        resumed = state.load(saved)
+        first = resumed.step
+        for line in resumed.lines():
+            hooks.say(f"stage {stage.name}, expert {task.expert}: {line}")
+    with ExitStack() as held:
+        log = held.enter_context(MetricsLog(task.folder, first)) if mesh.rank == 0 else None
+        batches = loader.steps(first)
+        held.callback(_close, batches)
+        for step in range(first, stage.steps):
+            began, waited = time.perf_counter(), loader.waited_s
+            micros = next(batches)
+            ran = _forward_backward(task, model, mesh, step, micros)
+            work_s, wait_s = time.perf_counter() - began, loader.waited_s - waited
+            heard = _gather(mesh, ran, hooks.stop(), work_s, wait_s, step)
+            norm = _update(task, model, mesh, optimizer, ran, heard, step)
+            ema.update(model, step)
+            if log is not None:
+                record = _record(task, mesh, heard, norm, step, time.perf_counter() - began)
+                log.write(record)
+                hooks.seen(record)
+            done = step + 1
+            if done % task.save_every == 0 or done == stage.steps or heard.asked:
+                note = {"stage": stage.name, "expert": task.expert, "state": state.note()}
+                checkpoints.save(done, state.tensors(), note)
+            if heard.asked:
+                checkpoints.wait()
+                raise Stopped(
+                    f"stopped at step {done} of {stage.steps} of stage {stage.name}, expert {task.expert}; "
+                    "the same command goes on from here"
+                )
+            if hooks.look is not None and task.look_every and done % task.look_every == 0:
+                with ema.swapped(model):
+                    hooks.look(done, model)
+        checkpoints.wait()
+
+
+def _close(batches: Iterator[list[Batch]]) -> None:
+    """Ends the threads of the loader."""
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()
+
+
+# --- a step -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What this rank's micro-batches gave. prompts: of a sample."""
+
+    samples: tuple[str, ...]
+    sigma: Tensor
+    value: Tensor
+    history: int
+    prompts: int
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What all ranks told: their levels and losses, seconds of work, of waiting for data, and memory."""
+
+    asked: bool
+    sigma: Tensor
+    value: Tensor
+    history: int
+    prompts: int
+    work_s: Tensor
+    wait_s: Tensor
+    memory_gb: Tensor
+
+
+def _forward_backward(task: Task, model: WanModel, mesh: Mesh, step: int, micros: list[Batch]) -> _Ran:
+    """Gradients of the mean over the step's samples; micro-batches are of one size."""
+    minimise = objective(task.stage)
+    mesh.agree(f"chunks of history at step {step}", micros[0].history)
+    losses: list[Loss] = []
+    for place, batch in enumerate(micros):
+        accumulate(model, task.parallel, last=place == len(micros) - 1)
+        loss = minimise(model, task.preset, batch.to(mesh.device), task.expert, task.seed, step)
+        torch.autograd.backward(loss.total / len(micros))
+        losses.append(loss)
+    return _Ran(
+        tuple(name for batch in micros for name in batch.samples),
+        torch.cat([loss.sigma for loss in losses]).double(),
+        torch.cat([loss.value for loss in losses]).double(),
+        losses[0].history,
+        micros[0].text.shape[1],
+    )
+
+
+def _gather(mesh: Mesh, ran: _Ran, asked: bool, work_s: float, wait_s: float, step: int) -> _Heard:
+    """One small exchange a step, behind a barrier that names a rank which does not come."""
+    mesh.meet(f"step {step}")
+    numbers = torch.tensor([float(asked), work_s, wait_s, memory_gb(mesh.device)], dtype=torch.float64)
+    own = torch.cat([numbers.to(mesh.device), ran.sigma.flatten(), ran.value.flatten()])
+    heard = mesh.gather(own).cpu()
+    levels, count = heard[:, 4:], ran.sigma.numel()
+    return _Heard(
+        bool(heard[:, 0].any()),
+        levels[:, :count].flatten(),
+        levels[:, count:].flatten(),
+        ran.history,
+        ran.prompts,
+        *heard[:, 1:4].unbind(1),
+    )
+
+
+def _update(
+    task: Task,
+    model: WanModel,
+    mesh: Mesh,
+    optimizer: torch.optim.Optimizer,
+    ran: _Ran,
+    heard: _Heard,
+    step: int,
+) -> float:
+    """Clip, and one step of the optimizer; returns the global norm before. Gradients are gone after it."""
+    if not bool(heard.value.isfinite().all()):
+        raise NotFiniteError(_named(task, mesh, ran, step, "the loss is not finite", only_bad=True))
+    try:
+        norm = clip_gradients(model, task.stage.optim.clip)
+    except OptimError as error:
+        raise NotFiniteError(_named(task, mesh, ran, step, str(error), only_bad=False)) from None
+    set_rate(optimizer, learning_rate(task.stage.optim, step, task.stage.steps))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def _named(task: Task, mesh: Mesh, ran: _Ran, step: int, what: str, *, only_bad: bool) -> str:
+    """Step, samples and noise levels of all ranks, in one line."""
+    own = [
+        f"{name} (sigma {', '.join(f'{s:.4f}' for s in sigma.tolist())})"
+        for name, sigma, value in zip(ran.samples, ran.sigma, ran.value)
+        if not (only_bad and bool(value.isfinite().all()))
+    ]
+    parts: list[list[str]] = [[] for _ in range(mesh.world)]
+    dist.all_gather_object(parts, own)
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"stage {task.stage.name}, expert {task.expert}, step {step}: {what}; samples "
+        f"{'; '.join(names[:_SHOWN])}{more}. The newest checkpoint is untouched: lower the rate, or leave "
+        "those samples out"
+    )
+
+
+# --- what is told of it -----------------------------------------------------------------------------------
+
+
+def _record(task: Task, mesh: Mesh, heard: _Heard, norm: float, step: int, seconds: float) -> StepRecord:
+    stage, config = task.stage, task.preset.model
+    layout, rule = sequence(stage, task.preset, heard.history, task.seed, step)
+    peak = peak_flops(mesh.device)
+    mfu = None
+    if peak is not None:
+        mfu = stage.batch * _flops(config, layout, rule, heard.prompts) / (seconds * peak * mesh.world)
+    return StepRecord(
+        stage=stage.name,
+        expert=task.expert,
+        step=step,
+        loss=math.fsum(heard.value.tolist()) / heard.value.numel(),
+        history=heard.history,
+        by_sigma=by_sigma(heard.sigma, heard.value),
+        grad_norm=norm,
+        lr=learning_rate(stage.optim, step, stage.steps),
+        samples_per_s=stage.batch / seconds,
+        tokens_per_s=stage.batch * layout.tokens / seconds,
+        mfu=mfu,
+        memory_gb=float(heard.memory_gb.max()),
+        data_wait_s=float(heard.wait_s.max()),
+        step_s=seconds,
+        work_s_most=float(heard.work_s.max()),
+        work_s_least=float(heard.work_s.min()),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _flops(config: ModelConfig, layout: Layout, rule: Rule, prompts: int) -> int:
+    """Of a sample, without what checkpointing computes twice."""
+    return training_flops(config, layout, rule, prompts=prompts)

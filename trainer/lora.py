@@ -1,0 +1,89 @@
+"""Low-rank additions to a frozen network: a critic for 3 % of the memory of a second one.
+
+    y = W x + (r^-1) B A x,   A from N(0, 1/in), B zero at the start: the network begins as it was.
+
+Added to the linear layers of attention and feed-forward, where a layer is called as a whole. `Plain` is
+the network without them, so one frozen copy is the real score and, with them, the fake one.
+Source: spec/worldplay2.md n.4.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import ConfigError
+from trainer.model.wan import Inputs, Outputs, WanModel
+from trainer.noise import keyed
+
+WHERE = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q", "cross_attn.o")
+FEED = ("ffn.0", "ffn.2")
+
+
+class LowRank(nn.Linear):
+    """A linear layer with an addition of rank r. Its own weight and bias keep their names."""
+
+    def __init__(self, layer: nn.Linear, rank: int, seed: int, name: str) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        down = torch.randn(rank, layer.in_features, generator=keyed(seed, "lora", name))
+        self.down = nn.Parameter((down / math.sqrt(layer.in_features)).to(layer.weight.device))
+        self.up = nn.Parameter(torch.zeros(layer.out_features, rank, device=layer.weight.device))
+        self.scale, self.on = 1.0 / rank, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = nn.functional.linear(x, self.weight, self.bias)
+        if not self.on:
+            return out
+        low = nn.functional.linear(x, self.down.to(x.dtype))
+        return out + self.scale * nn.functional.linear(low, self.up.to(x.dtype))
+
+
+def add_low_rank(model: WanModel, rank: int, seed: int) -> WanModel:
+    """Freeze a network and add to every block, in place; the additions are fp32 and all that is trained.
+
+    Raises ConfigError on a rank that is no rank.
+    """
+    if rank < 1:
+        raise ConfigError(f"rank {rank} of low-rank additions: at least 1 needed")
+    model.requires_grad_(False)
+    for index, block in enumerate(model.blocks):
+        for path in (*WHERE, *FEED):
+            parent_name, _, last = path.rpartition(".")
+            parent = block.get_submodule(parent_name)
+            layer = parent.get_submodule(last)
+            assert isinstance(layer, nn.Linear)
+            setattr(parent, last, LowRank(layer, rank, seed, f"blocks.{index}.{path}"))
+    return model
+
+
+def additions(model: WanModel) -> nn.Module:
+    """The additions of a network alone, as a module whose parameters they are."""
+    found = {
+        f"{name}.{part}".replace(".", "-"): getattr(layer, part)
+        for name, layer in model.named_modules()
+        if isinstance(layer, LowRank)
+        for part in ("down", "up")
+    }
+    return nn.ParameterDict(found)
+
+
+class Plain:
+    """A network without its additions, to be called like one."""
+
+    def __init__(self, model: WanModel) -> None:
+        self.config, self._model = model.config, model
+        self._layers = [m for m in model.modules() if isinstance(m, LowRank)]
+
+    def __call__(self, inputs: Inputs, /) -> Outputs:
+        for layer in self._layers:
+            layer.on = False
+        try:
+            out: Outputs = self._model(inputs)
+        finally:
+            for layer in self._layers:
+                layer.on = True
+        return out
