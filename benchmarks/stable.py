@@ -155,8 +155,8 @@ def main() -> None:
     print("replay                  chunk by chunk      one retained graph")
     for n, (chunked, retained) in replay.items():
         print(
-            f"{n:4} chunks       {chunked.seconds:8.2f} s {chunked.peak_mb:7.0f} MB {retained.seconds:8.2f} s "
-            f"{retained.peak_mb:7.0f} MB"
+            f"{n:4} chunks       {chunked.seconds:8.2f} s {chunked.peak_mb:7.0f} MB "
+            f"{retained.seconds:8.2f} s {retained.peak_mb:7.0f} MB"
         )
     draw(scores, replay)
 

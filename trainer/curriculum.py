@@ -88,7 +88,7 @@ class StableConfig:
 
     guidance: of the real score, w of u + w (c - u); the fake one has none.
     shift, lowest, highest: of the noise levels at which clips are scored.
-    floor: least mean |x - x0_real|, as a share of the clip's root mean square. limit: largest |g| that counts.
+    floor: least mean |x - x0_real|, as a share of the clip's root mean square. limit: largest |g| kept.
     critic_steps, critic_lr: updates of the fake score for one of the student, and their rate.
     critic_rank: train low-rank additions to the real score in place of a network of its own; 0 for none.
     turns: train one expert a step, in turn, with the moments of the others on the host; else all at once.

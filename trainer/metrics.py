@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -70,6 +70,14 @@ class StepRecord:
             for name, value in vars(self).items()
         }
 
+    def scalars(self) -> Sequence[tuple[str, float]]:
+        """For TensorBoard."""
+        left_out = ("stage", "expert", "step", "history", "by_sigma", "mfu")
+        found = [(name, float(value)) for name, value in vars(self).items() if name not in left_out]
+        found += [(f"loss_by_sigma/{name}", value) for name, value in self.by_sigma.items()]
+        found += [(f"loss_by_history/{self.history}", self.loss)]
+        return found if self.mfu is None else [*found, ("mfu", self.mfu)]
+
 
 def by_sigma(sigma: Tensor, value: Tensor) -> dict[str, float]:
     """Mean of the losses `value` [n] in each bin of the levels `sigma` [n]; empty bins are left out."""
@@ -106,6 +114,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+class Record(Protocol):
+    """A row of a log."""
+
+    @property
+    def step(self) -> int: ...
+
+    def row(self) -> dict[str, Any]: ...
+
+    def scalars(self) -> Sequence[tuple[str, float]]: ...
+
+
 class MetricsLog:
     """Rows of one expert of one stage, from step `first` on. Only one process of a run may have it."""
 
@@ -131,11 +150,11 @@ class MetricsLog:
         if self._board is not None:
             self._board.close()
 
-    def write(self, record: StepRecord) -> None:
+    def write(self, record: Record) -> None:
         self._file.write(json.dumps(record.row()) + "\n")
         self._file.flush()
         if self._board is not None:
-            for tag, value in _scalars(record):
+            for tag, value in record.scalars():
                 self._board.add_scalar(tag, value, record.step)
 
 
@@ -146,11 +165,3 @@ def _board(folder: Path, first: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(folder), purge_step=first)
-
-
-def _scalars(record: StepRecord) -> Sequence[tuple[str, float]]:
-    left_out = ("stage", "expert", "step", "history", "by_sigma", "mfu")
-    found = [(name, float(value)) for name, value in vars(record).items() if name not in left_out]
-    found += [(f"loss_by_sigma/{name}", value) for name, value in record.by_sigma.items()]
-    found += [(f"loss_by_history/{record.history}", record.loss)]
-    return found if record.mfu is None else [*found, ("mfu", record.mfu)]

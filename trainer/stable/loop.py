@@ -109,7 +109,17 @@ class StableRecord:
     seconds: dict[str, float]
 
     def row(self) -> dict[str, Any]:
+        """For JSON."""
         return dict(vars(self))
+
+    def scalars(self) -> Sequence[tuple[str, float]]:
+        """For TensorBoard."""
+        plain = ("left_out", "critic", "before", "after", "real", "lr", "memory_gb")
+        found = [(name, float(getattr(self, name))) for name in plain]
+        for name in ("sizes", "grad_norm", "seconds"):
+            found += [(f"{name}/{key}", value) for key, value in getattr(self, name).items()]
+        late = Pictures(self.motion, self.saturation, self.sharpness).late()
+        return [*found, *zip(("late_motion", "late_saturation", "late_sharpness"), late)]
 
 
 @dataclass(frozen=True)
