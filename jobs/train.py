@@ -22,20 +22,29 @@ import torch
 from jobs.train_config import TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
 from jobs.train_look import Looker
+from jobs.train_stable import run_stable, with_bank
 from trainer.checkpoint import Checkpoints, Saved, list_steps
 from trainer.config import ConfigError, Preset
-from trainer.curriculum import Stage
+from trainer.curriculum import Objective, Stage
+from trainer.data.batch import Batch
 from trainer.data.plan import word
 from trainer.data.stream import Loader
 from trainer.distributed.mesh import Mesh, make_mesh
 from trainer.distributed.parallelize import freeze, parallelize, train_only
+from trainer.export import SCHEDULE
 from trainer.loop import Hooks, Task, train_expert
 from trainer.metrics import StepRecord
 from trainer.model.adapters import Contents
+from trainer.model.pdd_head import IntervalHead
 from trainer.model.wan import WanModel, build
-from trainer.objectives.flow import objective
+from trainer.objectives.flow import Minimised
+from trainer.objectives.loss import Loss
+from trainer.objectives.passes import Network
+from trainer.objectives.pdd import pdd_loss
 from trainer.run_folder import RunFolder, read_json, write_json
-from trainer.state import load_weights
+from trainer.schedule import PddSchedule
+from trainer.stable.loop import StableRecord
+from trainer.state import load_weights, weight_shapes
 from trainer.weights.checkpoint import open_checkpoint
 from trainer.weights.transfer import load as load_files
 
@@ -80,6 +89,7 @@ class Told:
     say: Callable[[str], None] = print
     begin: Callable[[Stage, str], None] = lambda stage, expert: None
     seen: Callable[[StepRecord], None] = lambda record: None
+    seen_stable: Callable[[StableRecord], None] = lambda record: None
 
 
 def train(config: TrainConfig, options: Options, told: Told | None = None) -> None:
@@ -140,8 +150,11 @@ class _Run:
         self.mesh.meet("the start of the run")
         for stage in self.stages:
             self._needs_gate(stage)
-            for expert in self.experts:
-                self._expert(stage, expert)
+            if stage.objective is Objective.STABLE:
+                self._stable(stage)
+            else:
+                for expert in self.experts:
+                    self._expert(stage, expert)
             self._looks(stage)
             self._gate(stage)
 
@@ -150,7 +163,6 @@ class _Run:
     def _check(self) -> None:
         """Refuse what cannot work, say what will be drawn, remember what this run is."""
         for stage in self.stages:
-            objective(stage)
             source = self._source(stage)
             plan = self.data.plan(stage, self.preset, self.config.seed, self.mesh.data_world)
             self.told.say(f"{plan.describe(stage.steps)}; starts from {source}")
@@ -216,6 +228,10 @@ class _Run:
         self.told.begin(stage, expert)
         config, mesh = self.config, self.mesh
         model = self._start(stage, expert)
+        minimise, note = None, {}
+        if stage.objective is Objective.PDD:
+            minimise, note = self._few_steps(stage, expert), {SCHEDULE: asdict(self.schedule)}
+            model = with_bank(model, self.schedule, expert)
         train_only(model, stage.trainable)
         model = parallelize(model, mesh, config.parallel)
         plan = self.data.plan(stage, self.preset, config.seed, mesh.data_world)
@@ -240,6 +256,8 @@ class _Run:
             config.save_every,
             config.look.every,
             config.host_ema,
+            minimise,
+            note,
         )
         look = self._look_during(stage, expert) if config.look.every else None
         hooks = Hooks(self.told.seen, look, self.stop, self.told.say)
@@ -253,6 +271,39 @@ class _Run:
         del model
         _emptied()
 
+    @property
+    def schedule(self) -> PddSchedule:
+        """Of stages 4 and 5, and of whatever samples with their weights."""
+        return PddSchedule(boundary=self.preset.boundary)
+
+    def _few_steps(self, stage: Stage, expert: str) -> Minimised:
+        """What stage 4 minimises: the distance to a frozen teacher, the weights that it starts from."""
+        config = self.config
+        teacher = freeze(self._start(stage, expert), config.parallel.precision.dtype)
+        teacher = parallelize(teacher, self.mesh, config.parallel)
+        schedule, pdd = self.schedule, stage.pdd
+
+        def minimise(model: Network, preset: Preset, batch: Batch, name: str, seed: int, step: int) -> Loss:
+            return pdd_loss(model, teacher, preset, schedule, batch, name, pdd, seed)
+
+        return minimise
+
+    def _stable(self, stage: Stage) -> None:
+        """Stage 5 trains all experts at once."""
+        if set(self.experts) != set(self.preset.experts):
+            raise TrainError(f"stage {stage.name} rolls out with all experts: leave --experts out")
+        if all(self._finished(stage.name, expert) for expert in self.experts):
+            self.told.say(f"stage {stage.name}: finished before, skipped")
+            return
+        self.told.begin(stage, "all")
+        looker = self._looker()
+        if looker is None:
+            raise TrainError(
+                f"stage {stage.name} decodes what it rolls out: give `look: {{codec: wan:PATH}}`"
+            )
+        run_stable(stage, self.config, self.mesh, self.data, self.folder, looker.codec, self)
+        _emptied()
+
     def _start(self, stage: Stage, expert: str) -> WanModel:
         """The network of an expert with the weights that a stage starts from, fp32, on the host."""
         source = self._source(stage)
@@ -261,7 +312,7 @@ class _Run:
         if source == "fresh weights":
             return build(self.preset.model, word(self.config.seed, "weights", expert) >> 1)
         assert stage.start is not None
-        return self._from_run(stage.start, expert)
+        return self.from_run(stage.start, expert)
 
     def _from_files(self, path: Path, expert: str) -> WanModel:
         found = {e.name: e for e in open_checkpoint(path).experts}
@@ -276,11 +327,19 @@ class _Run:
             )
         return load_files(chosen)
 
-    def _from_run(self, stage: str, expert: str) -> WanModel:
+    def from_run(self, stage: str, expert: str) -> WanModel:
         """The average of a finished stage."""
         saved = self._saved(stage, expert)
+        heads = weight_shapes(saved).get("head.bank_weight", (1,))[0]
+        if heads > 1 and saved.note.get(SCHEDULE) != asdict(self.schedule):
+            raise TrainError(
+                f"{saved.path} has few-step heads of the schedule {saved.note.get(SCHEDULE)}, this run has "
+                f"{asdict(self.schedule)}: one schedule serves start, rollout, replay and inference"
+            )
         with torch.device("meta"):
-            model = WanModel(self.preset.model)
+            sizes = self.preset.model
+            head = IntervalHead(sizes.dim, sizes.patch_out, sizes.eps, heads) if heads > 1 else None
+            model = WanModel(sizes, head)
         model = model.to_empty(device="cpu")
         load_weights(saved, model, average=True)
         return model
@@ -297,9 +356,9 @@ class _Run:
 
     # --- after a stage ------------------------------------------------------------------------------------
 
-    def _frozen(self, stage: str, expert: str) -> WanModel:
+    def frozen(self, stage: str, expert: str) -> WanModel:
         """An expert to look at: the average of a stage, sharded as the trained one is."""
-        model = freeze(self._from_run(stage, expert), self.config.parallel.precision.dtype)
+        model = freeze(self.from_run(stage, expert), self.config.parallel.precision.dtype)
         return parallelize(model, self.mesh, self.config.parallel)
 
     def _look_during(self, stage: Stage, expert: str) -> Callable[[int, WanModel], None] | None:
@@ -309,7 +368,7 @@ class _Run:
             known = [n for n in (stage.name, stage.start) if n is not None and self._finished(n, other)]
             if not known:
                 return None
-            others[other] = self._frozen(known[0], other)
+            others[other] = self.frozen(known[0], other)
         looker = self._looker()
         if looker is None:
             return None
@@ -329,7 +388,7 @@ class _Run:
             return
         looker = self._looker()
         if looker is not None:
-            experts = {e: self._frozen(stage.name, e) for e in self.preset.experts}
+            experts = {e: self.frozen(stage.name, e) for e in self.preset.experts}
             made = looker.show(folder, experts)
             self.told.say(f"stage {stage.name}: {made} videos in {folder}")
 
@@ -373,10 +432,17 @@ class _Run:
         self.mesh.meet(f"the gate of stage {stage.name}")
         if there or not stage.gate:
             return
-        from jobs.train_gate import make_gate
+        from jobs.train_gate import few_steps_gate, make_gate
 
-        gate = make_gate(self.data, self.preset, self.config)
-        result = gate(stage, {e: self._frozen(stage.name, e) for e in self.experts})
+        experts = {e: self.frozen(stage.name, e) for e in self.experts}
+        if stage.objective is Objective.PDD:
+            assert stage.start is not None
+            teacher = {e: self.frozen(stage.start, e) for e in self.experts}
+            looker = self._looker()
+            codec = None if looker is None else looker.codec
+            result = few_steps_gate(self.data, self.preset, self.config, stage, experts, teacher, codec)
+        else:
+            result = make_gate(self.data, self.preset, self.config)(stage, experts)
         self.mesh.meet(f"the gate of stage {stage.name}")
         if self.mesh.rank == 0:
             overridden = not result.passed and result.name in self.options.overrides

@@ -21,6 +21,7 @@ from schemas.errors import UserError
 from trainer import config as sizes
 from trainer.curriculum import Stage, curriculum, select
 from trainer.distributed.mesh import Parallel
+from trainer.stable.watch import WatchConfig
 
 
 class TrainError(UserError):
@@ -75,6 +76,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     look: LookConfig = field(default_factory=LookConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     save_every: int = 100
     keep: int = 2
     host_ema: bool = False

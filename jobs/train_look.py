@@ -31,6 +31,7 @@ from trainer.distributed.mesh import Mesh
 from trainer.model.wan import WanModel
 from trainer.rollout import Rollout, Scene, Settings
 from trainer.sampler import ManySteps
+from trainer.schedule import PddSchedule
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ class Looker:
             clip.negative,
         )
         many = ManySteps(steps=self.config.steps, guidance=self.config.guidance)
-        rollout = Rollout(self.preset, experts, self.codec, scene, Settings(seed=self.seed, many=many))
+        banks = any(model.head.heads > 1 for model in experts.values())
+        few = PddSchedule(boundary=self.preset.boundary) if banks else None
+        rollout = Rollout(self.preset, experts, self.codec, scene, Settings(self.seed, many, few))
         rows, chunk, cache = clip.actions[0].numpy(), self.preset.chunk, None
         with ExitStack() as held:
             write = None

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from jobs.corpus_reader import Corpus
 from jobs.train_config import TrainConfig, TrainError
 from jobs.train_data import TrainingData
+from trainer.checkpoint import Checkpoints
 from trainer.codec.base import Codec
 from trainer.config import Preset
 from trainer.curriculum import Stage
@@ -23,13 +25,18 @@ from trainer.data.stream import share
 from trainer.distributed.mesh import Mesh
 from trainer.distributed.parallelize import freeze, parallelize, train_only
 from trainer.lora import Plain, add_low_rank, additions
+from trainer.model.pdd_head import VelocityHead, bank_from_velocity
 from trainer.model.wan import WanModel
 from trainer.objectives.passes import Network
 from trainer.rollout import Rollout, Scene, Settings
-from trainer.run_folder import read_json, write_json
+from trainer.run_folder import RunFolder, read_json, write_json
 from trainer.sampler import ManySteps
-from trainer.stable.loop import Roles
+from trainer.schedule import PddSchedule
+from trainer.stable.loop import Roles, StableHooks, StableTask, train_stable
 from trainer.stable.watch import Pictures
+
+if TYPE_CHECKING:
+    from jobs.train import Told
 
 Loaded = Callable[[str, str], WanModel]
 """(stage, expert) -> the average of a finished stage, on the host."""
@@ -127,3 +134,78 @@ def teacher_pictures(
         return Pictures(*(tuple(read[name]) for name in ("motion", "saturation", "sharpness")))
     except KeyError as error:
         raise TrainError(f"{file} lacks {error}: remove it, and it is measured again") from None
+
+
+def with_bank(model: WanModel, schedule: PddSchedule, expert: str) -> WanModel:
+    """The start of stage 4: the head of one velocity, copied for every interval. Source: f.1."""
+    assert isinstance(model.head, VelocityHead)
+    model.head = bank_from_velocity(model.head, schedule.heads(expert))
+    return model
+
+
+class Run(Protocol):
+    """What stage 5 needs of the run that it is part of."""
+
+    @property
+    def told(self) -> Told: ...
+
+    @property
+    def schedule(self) -> PddSchedule: ...
+
+    @property
+    def stop(self) -> Callable[[], bool]: ...
+
+    def from_run(self, stage: str, expert: str) -> WanModel:
+        """The average of a finished stage, on the host."""
+
+    def frozen(self, stage: str, expert: str) -> WanModel:
+        """The same, sharded, in the precision of what is only read."""
+
+
+def run_stable(
+    stage: Stage,
+    config: TrainConfig,
+    mesh: Mesh,
+    data: TrainingData,
+    folder: RunFolder,
+    codec: Codec,
+    run: Run,
+) -> None:
+    """Train the experts of stage 5 together, from the newest step that all of them have."""
+    preset, start = config.sizes, stage.start
+    assert start is not None
+    scenes = Scenes.of(data, stage, preset, config.seed, mesh)
+    teacher = teacher_pictures(
+        folder.stage(stage.name) / "teacher.json",
+        preset,
+        lambda: scenes.at(0)[0],
+        lambda expert: run.frozen(stage.stable.teacher, expert),
+        codec,
+        ManySteps(steps=config.look.steps, guidance=config.look.guidance),
+        mesh,
+    )
+    roles = cast(stage, config, mesh, run.from_run, lambda expert: run.from_run(start, expert))
+    task = StableTask(
+        stage,
+        preset,
+        config.seed,
+        config.parallel,
+        run.schedule,
+        codec,
+        folder.stage(stage.name),
+        teacher,
+        config.watch,
+        config.save_every,
+        config.host_ema,
+    )
+    say = run.told.say
+    kept = {
+        expert: Checkpoints(folder.checkpoints(stage.name, expert), config.keep, say=lambda line: None)
+        for expert in preset.experts
+    }
+    try:
+        hooks = StableHooks(run.told.seen_stable, run.stop, say)
+        train_stable(task, roles, mesh, scenes.at, kept, hooks)
+    finally:
+        for checkpoints in kept.values():
+            checkpoints.close()

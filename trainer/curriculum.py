@@ -92,7 +92,8 @@ class StableConfig:
     critic_steps, critic_lr: updates of the fake score for one of the student, and their rate.
     critic_rank: train low-rank additions to the real score in place of a network of its own; 0 for none.
     turns: train one expert a step, in turn, with the moments of the others on the host; else all at once.
-    score: the stage whose averages are the real score, with which the fake score begins too.
+    score: the stage whose averages are the real score, with which the fake score begins too. teacher: the
+    stage whose samples rollouts must look like.
     Source: spec/worldplay2.md g.2, g.3, n.4.
     """
 
@@ -109,6 +110,7 @@ class StableConfig:
     critic_rank: int = 0
     turns: bool = False
     score: str = "2b"
+    teacher: str = "3"
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ from trainer.flops import training_flops
 from trainer.metrics import MetricsLog, StepRecord, by_sigma, memory_gb, peak_flops
 from trainer.model.layout import Layout, Rule
 from trainer.model.wan import WanModel
-from trainer.objectives.flow import objective, sequence
+from trainer.objectives.flow import Minimised, objective, sequence
 from trainer.objectives.loss import Loss
 from trainer.optim import OptimError, clip_gradients, learning_rate, make_optimizer, set_rate
 from trainer.parameters import named_parameters
@@ -54,7 +55,9 @@ class Stopped(UserError):
 @dataclass(frozen=True)
 class Task:
     """One expert of one stage. folder: of its metrics. save_every: steps from checkpoint to checkpoint;
-    look_every: from look to look, 0 for none but that at the end. host_ema: the average in host memory."""
+    look_every: from look to look, 0 for none but that at the end. host_ema: the average in host memory.
+    minimise: what the stage minimises, where it needs more than the network in training. note: kept in every
+    checkpoint."""
 
     stage: Stage
     preset: Preset
@@ -65,6 +68,8 @@ class Task:
     save_every: int = 500
     look_every: int = 0
     host_ema: bool = False
+    minimise: Minimised | None = None
+    note: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def train_expert(
                 hooks.seen(record)
             done = step + 1
             if done % task.save_every == 0 or done == stage.steps or heard.asked:
-                note = {"stage": stage.name, "expert": task.expert, "state": state.note()}
+                note = {**task.note, "stage": stage.name, "expert": task.expert, "state": state.note()}
                 checkpoints.save(done, state.tensors(), note)
             if heard.asked:
                 checkpoints.wait()
@@ -165,7 +170,7 @@ class _Heard:
 
 def _forward_backward(task: Task, model: WanModel, mesh: Mesh, step: int, micros: list[Batch]) -> _Ran:
     """Gradients of the mean over the step's samples; micro-batches are of one size."""
-    minimise = objective(task.stage)
+    minimise = task.minimise or objective(task.stage)
     mesh.agree(f"chunks of history at step {step}", micros[0].history)
     losses: list[Loss] = []
     for place, batch in enumerate(micros):

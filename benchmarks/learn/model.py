@@ -64,8 +64,11 @@ def load_experts(run: Path, stage: str, preset: Preset) -> dict[str, WanModel]:
 
 
 def read_clips(data: TrainingData, preset: Preset, rows: list[int], latents: int, history: int) -> Batch:
-    """Held-out clips from latent 0: rows of the held-out table; the target lies behind `history` chunks."""
-    stage = Stage("look", Objective.CHUNKS, None, 1, latents - preset.chunk * history, (history,))
+    """Held-out clips from latent 0: rows of the held-out table. The target lies behind `history` chunks; without
+    one, the history is asked itself."""
+    target = latents - preset.chunk * history
+    objective = Objective.CHUNKS if target else Objective.QUERIES
+    stage = Stage("look", objective, None, 1, target or preset.chunk, (history,))
     stage = replace(stage, text_drop=0.0, field_drop=0.0)
     table = data.held_out
     draws = [Draw(k, 0, int(table.row[k]), history) for k in rows]

@@ -108,8 +108,8 @@ def follow(chunks: Iterator[Frames], also: Callable[[Frames], None] | None = Non
     """Point tracks of a video from latent to latent: of frames 0, 4, 8, ... also: called with every frame.
 
     From frame to frame there is too little to see: 3 degrees a latent move points by 0.8 % of the width, and
-    the focal length needs 1.5 %; a walk of 3 % of the room's size a latent was taken for a turn (1.6 degrees
-    a latent off, with steps of four frames 0.4).
+    the focal length needs 1.5 %. On three walks in a painted room the error fell from 1.6, 1.1 and 0.29
+    degrees a latent to 1.6, 0.24 and 0.07, at a third of the time.
     Pictures are enlarged to the width that the tracker works at, for its patches and noise are in pixels of
     it: of a 64x128 picture it would follow 32 points at most, and 15 are needed.
     """
@@ -154,8 +154,8 @@ def camera_of(
 
 
 def _joined(tracks: Sequence[Tracks]) -> Tracks:
-    """One after the other; no point is followed into the next. A video of 8 latents alone has fewer steps than
-    are looked for turns in."""
+    """One after the other; no point is followed into the next. A video of 8 latents alone has fewer steps
+    than turns are looked for in."""
     return Tracks(
         np.concatenate([t.at for t in tracks]),
         np.concatenate([t.linked for t in tracks]),

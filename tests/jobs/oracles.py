@@ -201,12 +201,13 @@ class Stuttering:
 
 @dataclass(frozen=True)
 class Room:
-    """A box of 8 x 3 x 8 with painted walls. The way back of a row undoes it: half its turn, its step, and
-    the other half. focal: of the camera, as a share of the width. step: of one latent of walking."""
+    """A box of 12 x 1.6 x 12 with painted walls: low, for where only a far wall is seen odometry cannot tell
+    a step to the side from a turn. The way back of a row undoes it: half its turn, its step, and the other
+    half. focal: of the camera, as a share of the width. step: of one latent of walking."""
 
     focal: float = 0.6
-    step: float = 0.25
-    size: tuple[float, float, float] = (8.0, 3.0, 8.0)
+    step: float = 0.15
+    size: tuple[float, float, float] = (12.0, 1.6, 12.0)
     name: str = "room"
     walls: dict[str, list[Picture]] = field(default_factory=dict, compare=False)
 

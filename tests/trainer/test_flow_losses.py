@@ -77,6 +77,13 @@ def test_memory_is_clean_and_the_target_stands_at_its_own_place(name: str) -> No
     for at, frame in enumerate(frames):
         assert torch.equal(given.latents[:, :16, at], batch.latents[:, :, frame.time])
         assert torch.equal(given.latents[:, 16:, at], batch.condition[:, :, frame.time])
+    pairs = layout.count(Kind.CMP)
+    assert (given.history is None) == (pairs == 0)
+    if given.history is not None:
+        assert torch.equal(given.history.full[:, :16], batch.latents[:, :, : 2 * pairs])
+        assert torch.equal(given.history.full[:, 16:], batch.condition[:, :, : 2 * pairs])
+        assert torch.equal(given.history.low, batch.low[:, :, :pairs])
+    assert torch.equal(given.actions, batch.actions)
     assert bool((given.sigma < 0.9).all())
     assert torch.equal(loss.sigma[:, :1], given.sigma[:, :1])
     assert loss.history == history

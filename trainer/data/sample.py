@@ -58,9 +58,11 @@ def members_read(stage: Stage) -> dict[str, tuple[str, ...]]:
     independent segments, which stage 1 alone reads, and it reads nothing else."""
     continuous = ("hr.npy", "lr.npy", "hr_y.npy", "lr_y.npy")
     segments = ("segments.npy", "segments_y.npy", "segments_at.npy")
+    latents = segments if stage.segments else continuous
+    condition = ("hr_y.npy", "lr_y.npy")  # stage 5 makes its own video
     return {
         "annotations": ("json", "actions.npy"),
-        "latents": segments if stage.segments else continuous,
+        "latents": condition if stage.objective is Objective.STABLE else latents,
         "text": ("text.json", "text.npy"),
     }
 
