@@ -14,6 +14,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+_EMPTY = -1.0  # a row of the state without a reading; losses are not negative
+
 
 class Rule(StrEnum):
     """CRITIC_BEHIND pauses the student; the others end the run."""
@@ -168,7 +170,7 @@ class Watch:
     def state(self) -> Tensor:
         """What a resumed run needs, as one tensor [window + 2, 5]: losses and counts, then the counters."""
         rows = [[r.before, r.after, r.real, float(r.clips), float(r.left_out)] for r in self._readings]
-        rows += [[math.nan] * 5] * (self.config.window + 1 - len(rows))
+        rows += [[_EMPTY] * 5] * (self.config.window + 1 - len(rows))
         rows.append([float(self._unmoved), float(self._waited), 0.0, 0.0, 0.0])
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -179,6 +181,6 @@ class Watch:
         self._readings = deque(
             Reading(before, after, real, int(clips), int(left), empty)
             for before, after, real, clips, left in rows[:-1]
-            if not math.isnan(before)
+            if before != _EMPTY
         )
         self._unmoved, self._waited = int(rows[-1][0]), int(rows[-1][1])

@@ -1,0 +1,200 @@
+"""Stages 4 and 5 by `wp2 train`: exact after a stop, watched, and exported as four-step weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import jobs.train as train_module
+from jobs.train import Options, Told, train
+from jobs.train_config import LookConfig, TrainConfig, TrainError
+from tests.jobs.train_corpus import write_corpus
+from trainer.checkpoint import list_steps, read_saved
+from trainer.curriculum import Law, StableConfig, curriculum
+from trainer.export import Layout, export
+from trainer.loop import Stopped as StoppedStage
+from trainer.metrics import read_rows
+from trainer.model.adapters import Contents
+from trainer.run_folder import RunFolder
+from trainer.schedule import PddSchedule
+from trainer.stable.loop import Stopped, WatchError
+from trainer.stable.watch import WatchConfig
+from trainer.weights.checkpoint import open_checkpoint
+from trainer.weights.transfer import load
+
+EXPERTS = ("high", "low")
+STABLE = StableConfig(latents=64, critic_steps=2, critic_lr=1e-3, score="3", teacher="3")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("stable") / "corpus")
+
+
+def settings(stable: StableConfig = STABLE, **more: object) -> TrainConfig:
+    """Stage 3 from fresh weights, then 4 and 5, two videos a step."""
+    stages = tuple(
+        replace(
+            s,
+            start=None if s.name == "3" else s.start,
+            batch=2,
+            micro=1 if s.name == "5" else 2,
+            histories=(0,) if s.name == "5" else (0, 2),
+            events=0.0,
+            gate="",
+            stable=stable,
+            optim=replace(s.optim, warmup=0, lr=1e-3),
+        )
+        for s in curriculum("tiny")
+        if s.name in ("3", "4", "5")
+    )
+    config = TrainConfig(
+        "tiny", stages=stages, look=LookConfig(clips=1, chunks=2, steps=2, guidance=1.0), save_every=1
+    )
+    config = replace(config, parallel=replace(config.parallel, checkpointing=False))
+    return replace(config, **more)  # type: ignore[arg-type]
+
+
+def tensors(run: Path, stage: str, expert: str) -> dict[str, Tensor]:
+    folder = RunFolder(run).checkpoints(stage, expert)
+    saved = read_saved(folder / f"step-{list_steps(folder)[0][-1]:08d}")
+    assert saved is not None
+    found = {name: torch.empty(e.shape, dtype=e.dtype) for name, e in saved.entries.items()}
+    saved.read(found)
+    return found
+
+
+def quiet(seen: Callable[[object], None] = lambda record: None) -> Told:
+    return Told(say=lambda line: None, seen=seen, seen_stable=seen)
+
+
+@pytest.fixture(scope="module")
+def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stages 3 to 5, two steps each, never interrupted."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("stable") / "run"
+    train(settings(), Options(corpus, out, "3-5", steps=2), quiet())
+    return out
+
+
+@pytest.mark.parametrize("stage", ["4", "5"])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    corpus: str, run: Path, tmp_path: Path, stage: str
+) -> None:
+    out = tmp_path / "run"
+    train(settings(), Options(corpus, out, "3", steps=2), quiet())
+    stops: list[str] = []
+
+    def ask(record: object) -> None:
+        stops.append("asked")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    for _ in range(6):  # every step of stages 4 and 5 is a run of its own
+        try:
+            train(settings(), Options(corpus, out, f"4-{stage}", steps=2), quiet(ask))
+        except (Stopped, StoppedStage):
+            continue
+        break
+    assert len(stops) >= (4 if stage == "4" else 6)
+    for expert in EXPERTS:
+        whole, parts = tensors(run, stage, expert), tensors(out, stage, expert)
+        assert whole.keys() == parts.keys()
+        different = [n for n in whole if not torch.equal(whole[n], parts[n])]
+        assert not different, different[:3]
+
+
+def test_a_step_moves_both_students_and_their_fake_scores_and_is_told(run: Path) -> None:
+    rows = read_rows(run / "5" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1]
+    assert all(row["grad_norm"].keys() == {"high", "low"} and row["before"] != row["after"] for row in rows)
+    assert all(len(row["motion"]) == row["chunks"] == 16 for row in rows)
+    for expert in EXPERTS:
+        start, end, score = (tensors(run, stage, expert) for stage in ("4", "5", "3"))
+        names = [n.removeprefix("model/") for n in start if n.startswith("model/")]
+        moved = [n for n in names if not torch.equal(start[f"ema/{n}"], end[f"model/{n}"])]
+        assert any("bank" in n for n in moved) and any("blocks" in n for n in moved)
+        fakes = [n.removeprefix("fake/model/") for n in end if n.startswith("fake/model/")]
+        assert any(not torch.equal(score[f"ema/{n}"], end[f"fake/model/{n}"]) for n in fakes)
+
+
+def test_the_run_is_exported_as_four_step_weights_that_open(run: Path, tmp_path: Path) -> None:
+    saved = {}
+    for expert in EXPERTS:
+        folder = RunFolder(run).checkpoints("5", expert)
+        saved[expert] = read_saved(folder / f"step-{list_steps(folder)[0][-1]:08d}")
+    export(saved, tmp_path / "fast", Layout.WORLDPLAY2)  # type: ignore[arg-type]
+    opened = open_checkpoint(tmp_path / "fast")
+    assert opened.contents is Contents.COMPACT and opened.preset.name == "tiny"
+    assert load(opened.experts[0]).head.heads == 4
+
+
+def test_in_turns_a_step_trains_one_expert(corpus: str, run: Path, tmp_path: Path) -> None:
+    config = settings(replace(STABLE, turns=True, law=Law.JOINED))
+    out = _from(run, tmp_path)
+    train(config, Options(corpus, out, "5", steps=1), quiet())
+    rows = read_rows(out / "5" / "metrics.jsonl")
+    assert rows[0]["grad_norm"].keys() == {"high"}
+    for expert, moves in (("high", True), ("low", False)):
+        start, end = tensors(out, "4", expert), tensors(out, "5", expert)
+        name = "head.bank_weight"
+        assert torch.equal(start[f"ema/{name}"], end[f"model/{name}"]) is not moves
+        fake, score = end[f"fake/model/{PATCH}"], tensors(out, "3", expert)[f"ema/{PATCH}"]
+        assert torch.equal(fake, score) is not moves
+
+
+PATCH = "patch_embedding.weight"
+
+
+def test_a_low_rank_fake_score_is_trained_and_alone_kept(corpus: str, run: Path, tmp_path: Path) -> None:
+    out = _from(run, tmp_path)
+    train(settings(replace(STABLE, critic_rank=4)), Options(corpus, out, "5", steps=2), quiet())
+    end = tensors(out, "5", "low")
+    names = {n for n in end if n.startswith("fake/model/")}
+    assert names and all(n.endswith(("-down", "-up")) for n in names)
+    assert any(end[n].any() for n in names if n.endswith("-up"))
+    rows = read_rows(out / "5" / "metrics.jsonl")
+    assert rows[0]["before"] == rows[0]["real"] and rows[1]["before"] != rows[1]["real"]
+
+
+def test_a_watchdog_ends_the_run_by_name_and_saves_first(corpus: str, run: Path, tmp_path: Path) -> None:
+    out = _from(run, tmp_path)
+    config = settings(watch=WatchConfig(still=1e9))
+    with pytest.raises(WatchError, match=r"stage 5, step 0: still: motion of late chunks is [\d.]+ of the"):
+        train(config, Options(corpus, out, "5", steps=3), quiet())
+    assert list_steps(RunFolder(out).checkpoints("5", "low"))[0] == [1]
+
+
+def test_another_schedule_than_that_of_the_heads_is_refused(
+    corpus: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = _from(run, tmp_path)
+    monkeypatch.setattr(
+        train_module._Run, "schedule", property(lambda self: PddSchedule(shift=5.0, boundary=None))
+    )
+    with pytest.raises(TrainError, match="one schedule serves start, rollout, replay and inference"):
+        train(settings(), Options(corpus, out, "5", steps=1), quiet())
+
+
+def test_stage_5_needs_all_experts(corpus: str, run: Path, tmp_path: Path) -> None:
+    out = _from(run, tmp_path)
+    with pytest.raises(TrainError, match="rolls out with all experts"):
+        train(settings(), Options(corpus, out, "5", experts=("low",), steps=1), quiet())
+
+
+def _from(run: Path, tmp_path: Path) -> Path:
+    """A run that has finished stages 3 and 4."""
+    out = tmp_path / "run"
+    out.mkdir()
+    for stage in ("3", "4"):
+        (out / stage).symlink_to(run / stage)
+    known = RunFolder(run).read()
+    known["stages"] = {name: known["stages"][name] for name in ("3", "4")}
+    train_module.write_json(out / "run.json", known)
+    return out
