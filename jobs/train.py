@@ -33,7 +33,7 @@ from trainer.distributed.mesh import Mesh, make_mesh
 from trainer.distributed.parallelize import freeze, parallelize, train_only
 from trainer.export import SCHEDULE
 from trainer.loop import Hooks, Task, train_expert
-from trainer.metrics import StepRecord
+from trainer.metrics import Record
 from trainer.model.adapters import Contents
 from trainer.model.pdd_head import IntervalHead
 from trainer.model.wan import WanModel, build
@@ -43,7 +43,6 @@ from trainer.objectives.passes import Network
 from trainer.objectives.pdd import pdd_loss
 from trainer.run_folder import RunFolder, read_json, write_json
 from trainer.schedule import PddSchedule
-from trainer.stable.loop import StableRecord
 from trainer.state import load_weights, weight_shapes
 from trainer.weights.checkpoint import open_checkpoint
 from trainer.weights.transfer import load as load_files
@@ -52,7 +51,8 @@ from trainer.weights.transfer import load as load_files
 @dataclass(frozen=True)
 class Options:
     """Of a run. span: stages, as "1-3". experts: none for all. steps: of each stage instead of its own.
-    init: weights that the first stage starts from. overrides: gates that need not pass."""
+    init: weights that the first stage starts from. overrides: gates that need not pass. step: go
+    on from this checkpoint of the first expert that is not finished."""
 
     corpus: str
     out: Path
@@ -62,6 +62,7 @@ class Options:
     init: Path | None = None
     overrides: tuple[str, ...] = ()
     device: str | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ class Told:
 
     say: Callable[[str], None] = print
     begin: Callable[[Stage, str], None] = lambda stage, expert: None
-    seen: Callable[[StepRecord], None] = lambda record: None
-    seen_stable: Callable[[StableRecord], None] = lambda record: None
+    seen: Callable[[Record], None] = lambda record: None
 
 
 def train(config: TrainConfig, options: Options, told: Told | None = None) -> None:
@@ -143,6 +143,7 @@ class _Run:
         self.stages = config.selected(options.span, options.steps)
         self.experts = _experts(self.preset, options.experts)
         self.folder = RunFolder(options.out)
+        self._step = options.step
         self.data = TrainingData.open(options.corpus, config.data, self.preset)
 
     def all_stages(self) -> None:
@@ -265,11 +266,19 @@ class _Run:
         say = self.told.say if list_steps(place) != ([], []) else lambda line: None
         checkpoints = Checkpoints(place, config.keep, say=say)
         try:
+            self._rewound(checkpoints)
             train_expert(task, model, mesh, loader, checkpoints, hooks)
         finally:
             checkpoints.close()
         del model
         _emptied()
+
+    def _rewound(self, checkpoints: Checkpoints) -> None:
+        """Set the checkpoints behind the asked step aside, once."""
+        if self._step is not None:
+            checkpoints.at(self._step)
+            checkpoints.rewind(self._step)
+            self._step = None
 
     @property
     def schedule(self) -> PddSchedule:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jobs.train import Told
 from trainer.curriculum import Stage
-from trainer.metrics import StepRecord
+from trainer.metrics import Record
 
 QUIET_S = 10.0
 """Between lines where there is no terminal."""
@@ -52,7 +52,7 @@ class Progress:
     def _begin(self, stage: Stage, expert: str) -> None:
         self._stage, self._expert, self._began = stage, expert, 0.0
 
-    def _seen(self, record: StepRecord) -> None:
+    def _seen(self, record: Record) -> None:
         now = time.monotonic()
         if not self._began:
             # The first step, which compiles and fills queues, says nothing of the next ones.
@@ -65,16 +65,12 @@ class Progress:
             self._printed = now
             self._console.print(self._line(record, now), markup=False, soft_wrap=True)
 
-    def _line(self, record: StepRecord, now: float) -> str:
+    def _line(self, record: Record, now: float) -> str:
         steps = record.step + 1 if self._stage is None else self._stage.steps
         done = record.step - self._first
         left = human((now - self._began) / done * (steps - record.step - 1)) if done else "?"
-        mfu = "" if record.mfu is None else f", MFU {record.mfu:.1%}"
-        return (
-            f"stage {record.stage} {record.expert} {record.step + 1}/{steps}: loss {record.loss:.4f}, "
-            f"gradient {record.grad_norm:.3g}, lr {record.lr:.2g}, {record.samples_per_s:.3g} clips/s{mfu}, "
-            f"{record.memory_gb:.1f} GB, data {record.data_wait_s:.2f} of {record.step_s:.2f} s; {left} left"
-        )
+        name = "" if self._stage is None else f"stage {self._stage.name} "
+        return f"{name}{self._expert} {record.step + 1}/{steps}: {record.line()}; {left} left"
 
 
 def human(seconds: float) -> str:

@@ -204,7 +204,7 @@ def run_stable(
         for expert in preset.experts
     }
     try:
-        hooks = StableHooks(run.told.seen_stable, run.stop, say)
+        hooks = StableHooks(run.told.seen, run.stop, say)
         train_stable(task, roles, mesh, scenes.at, kept, hooks)
     finally:
         for checkpoints in kept.values():

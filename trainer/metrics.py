@@ -70,6 +70,15 @@ class StepRecord:
             for name, value in vars(self).items()
         }
 
+    def line(self) -> str:
+        """For a terminal."""
+        mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
+        return (
+            f"loss {self.loss:.4f}, gradient {self.grad_norm:.3g}, lr {self.lr:.2g}, "
+            f"{self.samples_per_s:.3g} clips/s{mfu}, {self.memory_gb:.1f} GB, "
+            f"data {self.data_wait_s:.2f} of {self.step_s:.2f} s"
+        )
+
     def scalars(self) -> Sequence[tuple[str, float]]:
         """For TensorBoard."""
         left_out = ("stage", "expert", "step", "history", "by_sigma", "mfu")
@@ -121,6 +130,8 @@ class Record(Protocol):
     def step(self) -> int: ...
 
     def row(self) -> dict[str, Any]: ...
+
+    def line(self) -> str: ...
 
     def scalars(self) -> Sequence[tuple[str, float]]: ...
 

@@ -148,40 +148,39 @@ Keys = tuple[int, int]
 
 
 def turns(rng: np.random.Generator, latents: int) -> list[Keys]:
-    """Keys of latents 1..latents-1 in a panorama: a way out and back by another half, whole turns, and
-    glances; holds of 1 to 3 latents in between.
+    """Keys of latents 1..latents-1 in a panorama: a way out and back by up to another half, whole turns, and
+    glances. Keys change between pairs of latents: of a pair, memory is told the action of the first.
 
-    Out ways of 10 to 16 latents (112 to 180 degrees) leave the first view behind, so what the way back shows
-    first is neither in the sink nor in the last latent. Half of the episodes go on outward instead: what
-    enters there was never seen, the placebo.
+    Ways out of 10 to 16 latents (112 to 180 degrees) leave the first view behind, so what the way back shows
+    first is neither in the sink nor in the last latent; what the way out shows was never seen, the placebo.
     """
-    out: list[Keys] = [IDLE] * int(rng.integers(0, 2))
+    out: list[Keys] = [IDLE] * (1 + 2 * int(rng.integers(0, 2)))
     side = RIGHT if rng.random() < 0.5 else LEFT
     other = LEFT if side is RIGHT else RIGHT
-    plan = rng.choice(["loop", "round", "glances"], p=[0.6, 0.15, 0.25])
+    plan = rng.choice(["loop", "round", "glances"], p=[0.75, 0.1, 0.15])
     if plan == "loop":
-        way = int(rng.integers(10, 17))
-        out += [side] * way + [IDLE] * int(rng.integers(0, 4)) + [other] * int(way * rng.uniform(1.0, 1.5))
+        way, back = int(rng.integers(5, 9)), rng.uniform(1.0, 1.5)
+        out += [side] * 2 * way + [IDLE] * 2 * int(rng.integers(0, 2)) + [other] * 2 * round(way * back)
     elif plan == "round":
-        out += [side] * int(rng.integers(32, 40))
+        out += [side] * 2 * int(rng.integers(16, 20))
     while len(out) < latents - 1:
         keys = (RIGHT, LEFT, IDLE)[int(rng.choice(3, p=[0.42, 0.42, 0.16]))]
-        out += [keys] * int(rng.integers(1, 4) if keys is IDLE else rng.integers(2, 11))
+        out += [keys] * 2 * int(rng.integers(1, 3) if keys is IDLE else rng.integers(1, 6))
     return out[: latents - 1]
 
 
 def walks(rng: np.random.Generator, latents: int, start: tuple[float, float, float]) -> list[Keys]:
     """Keys of latents 1..latents-1 in a room from (heading, x, y): turns and walks that no wall ends."""
-    out: list[Keys] = []
+    out: list[Keys] = [IDLE]
     heading, x, y = start
     while len(out) < latents - 1:
         keys = (RIGHT, LEFT, FORWARD, BACK, IDLE)[int(rng.choice(5, p=[0.3, 0.3, 0.2, 0.12, 0.08]))]
-        for _ in range(int(rng.integers(1, 3) if keys is IDLE else rng.integers(2, 9))):
-            heading, to_x, to_y = moved(heading, x, y, keys)
+        for _ in range(int(rng.integers(1, 2) if keys is IDLE else rng.integers(1, 5))):
+            heading, to_x, to_y = moved(heading, x, y, keys, 2.0)
             if not (MARGIN <= to_x <= SIDE - MARGIN and MARGIN <= to_y <= SIDE - MARGIN):
                 break
             x, y = to_x, to_y
-            out.append(keys)
+            out += [keys, keys]
     return out[: latents - 1]
 
 

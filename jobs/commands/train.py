@@ -36,6 +36,12 @@ def train(
         list[str] | None, typer.Option(metavar="NAME", help="go on though this gate did not pass; repeatable")
     ] = None,
     save_every: Annotated[int | None, typer.Option(min=1, help="steps from checkpoint to checkpoint")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="go on from this checkpoint of what is in training; later ones are set aside"
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     json_logs: JsonOpt = False,
     show_config: Annotated[bool, typer.Option("--show-config", help="print the settings and end")] = False,
@@ -68,6 +74,7 @@ def train(
         init,
         tuple(name for given in gate_override or () for name in given.split(",")),
         device,
+        step,
     )
     with Progress(json_logs) as progress:
         try:

@@ -56,7 +56,8 @@ def freeze(model: WanModel, dtype: torch.dtype = torch.bfloat16) -> WanModel:
 
 def parallelize(model: WanModel, mesh: Mesh, parallel: Parallel) -> WanModel:
     """The same network, sharded over the mesh; it must not have been used before, and lies on the host or on
-    the device of the mesh. Its `forward` is the only method that gathers weights.
+    the device of the mesh; on the way a block at a time is whole on the device. Its `forward` is the only
+    method that gathers weights.
 
     Raises DtypeError, with names, when a trained parameter or a buffer is not float32; ConfigError when a
     sequence cannot be shared.
@@ -94,8 +95,8 @@ def parallelize(model: WanModel, mesh: Mesh, parallel: Parallel) -> WanModel:
             CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if parallel.offload else OffloadPolicy()
         ),
     )
-    if not parallel.offload:
-        model = model.to(mesh.device)
+    for addition in whole:
+        addition.data = addition.data.to(mesh.device)
     for block in model.blocks:
         shard(block)
     shard(model)

@@ -29,6 +29,7 @@ from trainer.distributed.mesh import Mesh, Parallel
 from trainer.distributed.parallelize import accumulate
 from trainer.ema import Ema
 from trainer.export import SCHEDULE
+from trainer.loop import Stopped
 from trainer.metrics import MetricsLog, memory_gb
 from trainer.model.wan import WanModel
 from trainer.noise import keyed
@@ -50,10 +51,6 @@ PROBES = (Sigma(0.95), Sigma(0.5))
 
 class WatchError(UserError):
     """A watchdog ended the run; one line with its name and figures."""
-
-
-class Stopped(UserError):
-    """Asked to stop: the step was finished and saved."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +108,15 @@ class StableRecord:
     def row(self) -> dict[str, Any]:
         """For JSON."""
         return dict(vars(self))
+
+    def line(self) -> str:
+        """For a terminal."""
+        norms = ", ".join(f"{name} {norm:.3g}" for name, norm in self.grad_norm.items())
+        spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
+        return (
+            f"fake score {self.before:.4f} to {self.after:.4f} (real {self.real:.4f}), "
+            f"{'student waits' if self.waited else f'gradient {norms}'}, {self.memory_gb:.1f} GB, s: {spent}"
+        )
 
     def scalars(self) -> Sequence[tuple[str, float]]:
         """For TensorBoard."""
