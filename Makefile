@@ -6,7 +6,7 @@ OLD_TORCH := .venv-torch211
 BIN := $(VENV)/bin
 DEMO := demo
 
-.PHONY: setup setup-vlm demo test test-torch211 soak lint bench lock clean
+.PHONY: setup setup-vlm demo demo-train test test-torch211 soak lint bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,16 @@ demo: setup
 	$(BIN)/wp2 table $(DEMO)/corpus latents
 	$(BIN)/wp2 table $(DEMO)/corpus clips --columns clip_id,source_path,status,frames,latents,perspective
 	$(BIN)/wp2 show $(DEMO)/corpus navigation00 --out $(DEMO)/clip.png
+
+# The corpus of `make demo` through all five stages: checkpoints, four-step weights, a video and a page of measures.
+demo-train: demo
+	$(BIN)/wp2 train $(DEMO)/corpus --out $(DEMO)/run --config demo-train.yaml --stages 1-5 \
+	  --gate-override actions,recall,memory,next_chunk,few_steps
+	$(BIN)/wp2 export $(DEMO)/run --layout worldplay2 --out $(DEMO)/fast
+	$(BIN)/wp2 rollout --weights $(DEMO)/fast --input docs/example/rollout.json --out $(DEMO)/videos \
+	  --codec linear:$(DEMO)/corpus/statistics/codec-v0001.json
+	$(BIN)/wp2 eval revisit $(DEMO)/fast --codec linear:$(DEMO)/corpus/statistics/codec-v0001.json \
+	  --starts docs/example --trajectories 4 --out $(DEMO)/revisit
 
 test: setup
 	$(BIN)/python -m pytest -m "not soak"

@@ -32,7 +32,7 @@ from trainer.rollout import Rollout, Scene, Settings
 from trainer.run_folder import RunFolder, read_json, write_json
 from trainer.sampler import ManySteps
 from trainer.schedule import PddSchedule
-from trainer.stable.loop import Roles, StableHooks, StableTask, train_stable
+from trainer.stable.loop import Readers, Roles, StableHooks, StableTask, train_stable
 from trainer.stable.watch import Pictures
 
 if TYPE_CHECKING:
@@ -107,7 +107,16 @@ def cast(
         critic = load(stable.score, expert)
         train_only(critic, ("",))
         fake[expert] = parallelize(critic, mesh, parallel)
-    return Roles(students, fake, real, added or None)
+    readers = None
+    if stable.turns:
+
+        def reader(model: WanModel) -> WanModel:
+            return parallelize(freeze(model, frozen), mesh, parallel)
+
+        names = config.sizes.experts
+        scores = {} if stable.critic_rank else {e: reader(load(stable.score, e)) for e in names}
+        readers = Readers({e: reader(student(e)) for e in names}, scores)
+    return Roles(students, fake, real, added or None, readers)
 
 
 def teacher_pictures(

@@ -91,7 +91,8 @@ class StableConfig:
     floor: least mean |x - x0_real|, as a share of the clip's root mean square. limit: largest |g| kept.
     critic_steps, critic_lr: updates of the fake score for one of the student, and their rate.
     critic_rank: train low-rank additions to the real score in place of a network of its own; 0 for none.
-    turns: train one expert a step, in turn, with the moments of the others on the host; else all at once.
+    turns: train one expert a step, in turn, while masters and moments of the others wait on the host and
+    copies of them are read; else all at once.
     score: the stage whose averages are the real score, with which the fake score begins too. teacher: the
     stage whose samples rollouts must look like.
     Source: spec/worldplay2.md g.2, g.3, n.4.

@@ -22,24 +22,34 @@ WHERE = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn
 FEED = ("ffn.0", "ffn.2")
 
 
-class LowRank(nn.Linear):
-    """A linear layer with an addition of rank r. Its own weight and bias keep their names."""
+class Addition(nn.Module):
+    """(r^-1) B A x. A module of its own, so that it is sharded apart from the frozen weights beside it."""
 
     def __init__(self, layer: nn.Linear, rank: int, seed: int, name: str) -> None:
+        super().__init__()
+        device = layer.weight.device
+        down = torch.randn(rank, layer.in_features, generator=keyed(seed, "lora", name))
+        self.down = nn.Parameter((down / math.sqrt(layer.in_features)).to(device))
+        self.up = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
+        self.scale = 1.0 / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = nn.functional.linear(x, self.down.to(x.dtype))
+        return self.scale * nn.functional.linear(low, self.up.to(x.dtype))
+
+
+class LowRank(nn.Linear):
+    """A linear layer with an addition. Its own weight and bias keep their names."""
+
+    def __init__(self, layer: nn.Linear, addition: Addition) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
-        down = torch.randn(rank, layer.in_features, generator=keyed(seed, "lora", name))
-        self.down = nn.Parameter((down / math.sqrt(layer.in_features)).to(layer.weight.device))
-        self.up = nn.Parameter(torch.zeros(layer.out_features, rank, device=layer.weight.device))
-        self.scale, self.on = 1.0 / rank, True
+        self.addition, self.on = addition, True
 
     def forward(self, x: Tensor) -> Tensor:
         out = nn.functional.linear(x, self.weight, self.bias)
-        if not self.on:
-            return out
-        low = nn.functional.linear(x, self.down.to(x.dtype))
-        return out + self.scale * nn.functional.linear(low, self.up.to(x.dtype))
+        return out + self.addition(x) if self.on else out
 
 
 def add_low_rank(model: WanModel, rank: int, seed: int) -> WanModel:
@@ -56,17 +66,18 @@ def add_low_rank(model: WanModel, rank: int, seed: int) -> WanModel:
             parent = block.get_submodule(parent_name)
             layer = parent.get_submodule(last)
             assert isinstance(layer, nn.Linear)
-            setattr(parent, last, LowRank(layer, rank, seed, f"blocks.{index}.{path}"))
+            addition = Addition(layer, rank, seed, f"blocks.{index}.{path}")
+            setattr(parent, last, LowRank(layer, addition))
     return model
 
 
 def additions(model: WanModel) -> nn.Module:
     """The additions of a network alone, as a module whose parameters they are."""
     found = {
-        f"{name}.{part}".replace(".", "-"): getattr(layer, part)
+        f"{name}.{part}".replace(".", "-"): parameter
         for name, layer in model.named_modules()
         if isinstance(layer, LowRank)
-        for part in ("down", "up")
+        for part, parameter in layer.addition.named_parameters()
     }
     return nn.ParameterDict(found)
 

@@ -114,16 +114,16 @@ OPTIM = {"lr": 2e-3, "betas": [0.9, 0.99], "warmup": 50, "decay": 0.3, "ema": 0.
 PROBE = Made(
     "probe",
     Bars(0.95, 0.2, 1.5, 0.9, 1.5, 3.0, 4.0, 0.85),
-    steps={"1": 400, "2a": 1200, "2b": 250, "3": 1400},
-    histories={"1": [0], "2a": [2, 4, 6], "2b": [2, 4], "3": [0, 2, 3, 4]},
+    steps={"1": 250, "2a": 2400, "2b": 200, "3": 1400},
+    histories={"1": [0], "2a": [4, 6, 8], "2b": [2, 4], "3": [0, 2, 3, 4]},
     episodes=400,
     latents=64,
 )
 VIZDOOM = Made(
     "vizdoom",
     Bars(None, None, 0.2, 0.7, 0.5, 3.0, None, None),
-    steps={"1": 250, "2a": 800, "2b": 150, "3": 800},
-    histories={"1": [0], "2a": [2, 4, 6], "2b": [2, 4], "3": [0, 2, 3, 4]},
+    steps={"1": 200, "2a": 1400, "2b": 120, "3": 800},
+    histories={"1": [0], "2a": [4, 6, 8], "2b": [2, 4], "3": [0, 2, 3, 4]},
     counts={"navigation": 80, "loops": 8, "events": 8},
     seconds=16.0,
     events=0.5,  # half of the clips open a door

@@ -64,8 +64,8 @@ def load_experts(run: Path, stage: str, preset: Preset) -> dict[str, WanModel]:
 
 
 def read_clips(data: TrainingData, preset: Preset, rows: list[int], latents: int, history: int) -> Batch:
-    """Held-out clips from latent 0: rows of the held-out table. The target lies behind `history` chunks; without
-    one, the history is asked itself."""
+    """Held-out clips from latent 0: rows of the held-out table. The target lies behind `history` chunks;
+    without one, the history is asked itself."""
     target = latents - preset.chunk * history
     objective = Objective.CHUNKS if target else Objective.QUERIES
     stage = Stage("look", objective, None, 1, target or preset.chunk, (history,))

@@ -31,7 +31,7 @@ from trainer.run_folder import RunFolder
 
 SHOWN = 6
 SMOOTH = 25
-"""Steps that a point of a curve is the mean of."""
+"""Steps that a point of a curve is the mean of, at most."""
 
 Picture = npt.NDArray[np.uint8]
 
@@ -45,9 +45,10 @@ def curves(runs: dict[str, Path], stages: tuple[str, ...], experts: tuple[str, .
             axes = figure.add_subplot(len(experts), len(stages), row * len(stages) + column + 1)
             for name, run in runs.items():
                 losses = _losses(RunFolder(run).expert(stage, expert) / "metrics.jsonl")
-                if len(losses) >= SMOOTH:
-                    smooth = np.convolve(losses, np.full(SMOOTH, 1 / SMOOTH), "valid")
-                    axes.plot(np.arange(len(smooth)) + SMOOTH, smooth, label=name, linewidth=1)
+                if losses:
+                    width = min(SMOOTH, len(losses))
+                    smooth = np.convolve(losses, np.full(width, 1 / width), "valid")
+                    axes.plot(np.arange(len(smooth)) + width, smooth, label=name, linewidth=1)
             axes.set_title(f"stage {stage}, expert {expert}", fontsize=8)
             axes.tick_params(labelsize=7)
             if axes.lines:

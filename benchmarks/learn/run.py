@@ -6,7 +6,7 @@
 Every step is the project's own command (`wp2 record`, `curate`, `train`, `export`), and is left out where it
 was finished; run it again after any death. Steps of training scale with the minutes: 120 are for both corpora
 on two quiet cores. `--quick` runs the whole of it on little, in minutes, and proves nothing but that it runs.
-`--export` writes the weights (bf16, both experts) with their checksums.
+`--export` writes the weights (bf16, both experts), their codec, and checksums.
 """
 
 from __future__ import annotations
@@ -133,17 +133,22 @@ def _train(made: Made, place: Place, share: float, seed: int) -> None:
 
 def open_evidence(made: Made, place: Place) -> Evidence:
     """Raises LearnError where the corpus has no codec, or the run no weights."""
-    codecs = sorted((place.corpus / "statistics").glob("codec-v*.json"))
-    if not codecs:
-        raise LearnError(f"{place.corpus} has no fitted codec")
     return Evidence(
         TrainingData.open(str(place.corpus), DataConfig(), SMALL),
         SMALL,
-        Linear(FittedCodec.model_validate_json(codecs[-1].read_bytes())),
+        Linear(FittedCodec.model_validate_json(_codec_file(place).read_bytes())),
         load_experts(place.run, "2a", SMALL),
         load_experts(place.run, "3", SMALL),
         made.bars,
     )
+
+
+def _codec_file(place: Place) -> Path:
+    """The newest fitted codec of the corpus."""
+    found = sorted((place.corpus / "statistics").glob("codec-v*.json"))
+    if not found:
+        raise LearnError(f"{place.corpus} has no fitted codec")
+    return found[-1]
 
 
 def _evidence(made: Made, place: Place) -> None:
@@ -164,8 +169,9 @@ def _evidence(made: Made, place: Place) -> None:
 
 
 def _export(place: Place, folder: Path) -> None:
-    """Both experts of stage 3, and the sha256 of every file beside them."""
+    """Both experts of stage 3, the codec that decodes what they make, and the sha256 of every file."""
     _wp2("export", str(place.run), "--out", str(folder), "--stage", "3")
+    (folder / "codec.json").write_bytes(_codec_file(place).read_bytes())
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
     sums = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder)}" for p in files]
     (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")

@@ -86,6 +86,8 @@ class Recipe:
         if self.adam is Adam.NO_FIRST:
             optim["betas"] = [0.0, 0.999]
         stage: dict[str, Any] = {"batch": work.stage.batch} | ({"optim": optim} if optim else {})
+        if work.is_stable:
+            stage["stable"] = {"turns": True} | ({"critic_rank": LORA_RANK} if self.lora else {})
         return {
             "preset": preset.name,
             "parallel": {
@@ -209,15 +211,15 @@ PARKED = "other expert's masters and moments"
 def state_bytes(size: Parameters, work: Work, recipe: Recipe) -> dict[str, float]:
     """Bytes of all ranks that share one copy. Source: spec/worldplay2.md n.4.
 
-    Stages 1 to 4 know one expert at a time, the other is in its checkpoint. In stage 5 one expert of student
-    and fake score is trained, the other is read in bf16 and its masters and moments wait on the host; both
-    experts of the real score are read.
+    Stages 1 to 4 know one expert at a time, the other is in its checkpoint. In stage 5 (`turns`) one expert
+    of student and fake score is trained a step, the other is read in bf16 and its masters and moments wait on
+    the host; both experts of the real score are read.
     """
     trained, read, parked, averaged = size.total, work.frozen * size.total, 0, size.total
     if work.is_stable:
         others = work.experts - 1
-        adapters = LORA_RANK * size.adapters * work.experts
-        trained = size.total + (adapters if recipe.lora else size.total)
+        critic = LORA_RANK * size.adapters * work.experts if recipe.lora else size.total
+        trained = size.total + critic
         read = size.total * (work.experts + others * (1 if recipe.lora else 2))
         parked = size.total * others * (1 if recipe.lora else 2)
         averaged = size.total * work.experts

@@ -136,7 +136,7 @@ def test_the_run_is_exported_as_four_step_weights_that_open(run: Path, tmp_path:
 
 
 def test_in_turns_a_step_trains_one_expert(corpus: str, run: Path, tmp_path: Path) -> None:
-    config = settings(replace(STABLE, turns=True, law=Law.JOINED))
+    config = settings(replace(STABLE, turns=True))
     out = _from(run, tmp_path)
     train(config, Options(corpus, out, "5", steps=1), quiet())
     rows = read_rows(out / "5" / "metrics.jsonl")
@@ -148,8 +148,18 @@ def test_in_turns_a_step_trains_one_expert(corpus: str, run: Path, tmp_path: Pat
         fake, score = end[f"fake/model/{PATCH}"], tensors(out, "3", expert)[f"ema/{PATCH}"]
         assert torch.equal(fake, score) is not moves
 
+    # Copies that are read while their masters wait change nothing: it is the rollout of all experts at once.
+    assert rows[0]["before"] == read_rows(run / "5" / "metrics.jsonl")[0]["before"]
+
 
 PATCH = "patch_embedding.weight"
+
+
+def test_rows_of_the_same_game_extend_a_rollout(corpus: str, run: Path, tmp_path: Path) -> None:
+    out = _from(run, tmp_path)
+    train(settings(replace(STABLE, law=Law.JOINED)), Options(corpus, out, "5", steps=1), quiet())
+    joined, back = (read_rows(at / "5" / "metrics.jsonl")[0] for at in (out, run))
+    assert joined["motion"][:10] == back["motion"][:10] and joined["motion"] != back["motion"]
 
 
 def test_a_low_rank_fake_score_is_trained_and_alone_kept(corpus: str, run: Path, tmp_path: Path) -> None:

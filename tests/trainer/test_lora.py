@@ -34,7 +34,7 @@ def test_only_the_additions_are_trained_and_the_rest_keeps_its_names() -> None:
     assert len(trained) == len(list(additions(model).parameters())) == 2 * 8 * PRESET.model.layers
     model(Video(1).inputs(clip(PRESET, 0, 1), Rule.FULL)).velocity.square().mean().backward()
     layers = [m for m in model.modules() if isinstance(m, LowRank)]
-    assert all(layer.up.grad is not None and layer.up.grad.any() for layer in layers)
+    assert all(layer.addition.up.grad is not None and layer.addition.up.grad.any() for layer in layers)
     assert all(layer.weight.grad is None for layer in layers)
 
 

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config import ConfigError
 from trainer.distributed.mesh import Mesh, Parallel
 from trainer.distributed.ulysses import Ulysses
-from trainer.lora import additions
+from trainer.lora import LowRank
 from trainer.model.wan import WanModel
 
 
@@ -79,12 +79,8 @@ def parallelize(model: WanModel, mesh: Mesh, parallel: Parallel) -> WanModel:
             forward = torch.compile(forward)
         block.forward = forward
     frozen = not any(parameter.requires_grad for parameter in model.parameters())
-    # Low-rank additions are small and of another dtype than the frozen weights beside them: they lie whole on
-    # every rank, and whoever trains them averages their gradients.
-    whole = set(additions(model).parameters())
     shard = functools.partial(
         fully_shard,
-        ignored_params=whole,
         mesh=mesh.shards,
         # Inputs keep their dtypes: torch's cast reaches into dataclasses, and would turn noise levels,
         # modulation and rotations to bf16. The network casts what it computes with.
@@ -95,9 +91,10 @@ def parallelize(model: WanModel, mesh: Mesh, parallel: Parallel) -> WanModel:
             CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if parallel.offload else OffloadPolicy()
         ),
     )
-    for addition in whole:
-        addition.data = addition.data.to(mesh.device)
     for block in model.blocks:
+        for layer in block.modules():
+            if isinstance(layer, LowRank):  # trained, in fp32, beside frozen weights
+                shard(layer.addition)
         shard(block)
     shard(model)
     return model.train(not frozen)

@@ -34,8 +34,8 @@ from trainer.metrics import MetricsLog, memory_gb
 from trainer.model.wan import WanModel
 from trainer.noise import keyed
 from trainer.objectives.passes import Network
-from trainer.optim import clip_gradients, learning_rate, make_optimizer, park, set_rate
-from trainer.parameters import named_parameters
+from trainer.optim import Parked, clip_gradients, learning_rate, make_optimizer, park, set_rate
+from trainer.parameters import local, named_parameters
 from trainer.rollout import Scene
 from trainer.schedule import PddSchedule, Sigma
 from trainer.stable.played import Played, Snapshot, play
@@ -72,14 +72,25 @@ class StableTask:
 
 
 @dataclass(frozen=True)
+class Readers:
+    """Frozen copies by expert."""
+
+    student: Mapping[str, WanModel]
+    fake: Mapping[str, WanModel]
+
+
+@dataclass(frozen=True)
 class Roles:
     """The networks by expert, sharded. real: frozen; where the fake score is low-rank additions, that network
-    without them (`lora.Plain`). additions: what is trained of a fake score, None for all of it."""
+    without them (`lora.Plain`). additions: what is trained of a fake score, None for all of it. readers: of
+    `turns`, frozen copies of the student and the fake score, read in the place of those that wait on the host;
+    none of a fake score that is additions."""
 
     student: Mapping[str, WanModel]
     fake: Mapping[str, WanModel]
     real: Mapping[str, Network]
     additions: Mapping[str, nn.Module] | None = None
+    readers: Readers | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +253,8 @@ class _Run:
             set_rate(optimizer, self.config.critic_lr)
             self.fake[name] = TrainState(trained, optimizer, Ema(nn.Module(), 0.0))
         self.waits = False
+        self.student_read: Mapping[str, WanModel] = roles.student
+        self.fake_read: Mapping[str, WanModel] = roles.fake
 
     # --- state --------------------------------------------------------------------------------------------
 
@@ -287,21 +300,38 @@ class _Run:
         return (names[step % len(names)],) if self.config.turns else names
 
     @contextmanager
-    def moments_of(self, active: tuple[str, ...]) -> Iterator[None]:
-        """The moments of experts whose turn it is not wait on the host."""
-        others = [name for name in self.student if name not in active]
-        states = [self.student[name] for name in others] + [self.fake[name] for name in others]
-        parked = [park(nn.Module(), state.optimizer) for state in states]
+    def waiting(self, active: tuple[str, ...]) -> Iterator[None]:
+        """Inside, experts whose turn it is not wait on the host with their moments, and copies are read in
+        their place. Source: spec/worldplay2.md n.4."""
+        if self.roles.readers is None:
+            yield
+            return
+        parked: list[Parked] = []
+        readers, models = self.roles.readers, (dict(self.roles.student), dict(self.roles.fake))
+        for states, copies, read in (
+            (self.student, readers.student, models[0]),
+            (self.fake, readers.fake, models[1]),
+        ):
+            for name, state in states.items():
+                if name in active:
+                    parked += [park(copies[name])] if name in copies else []
+                    continue
+                if name in copies:
+                    _copy(state.model, copies[name])
+                    read[name] = copies[name]
+                parked.append(park(state.model, state.optimizer))
+        self.student_read, self.fake_read = models
         try:
             yield
         finally:
+            self.student_read, self.fake_read = self.roles.student, self.roles.fake
             for held in parked:
                 held.unpark()
 
     # --- a step -------------------------------------------------------------------------------------------
 
     def step(self, step: int, scenes: Sequence[Scene]) -> tuple[StableRecord, Mapping[Rule, str]]:
-        with self.moments_of(self.active(step)):
+        with self.waiting(self.active(step)):
             return self._step(step, scenes)
 
     def _step(self, step: int, scenes: Sequence[Scene]) -> tuple[StableRecord, Mapping[Rule, str]]:
@@ -315,20 +345,24 @@ class _Run:
         probes = (0.0, 0.0, 0.0)
         for place, scene in enumerate(scenes):
             played = play(
-                task.preset, roles.student, task.codec, scene, task.schedule, seed, step, looked.append
+                task.preset, self.student_read, task.codec, scene, task.schedule, seed, step, looked.append
             )
             spent.add("rollout")
-            found = score(task.preset, roles.real, roles.fake, played, self.config, seed, step)
+            found = score(task.preset, roles.real, self.fake_read, played, self.config, seed, step)
             scored += found
             if place == 0:
-                probes = (self._probe(roles.fake, played, step), 0.0, self._probe(roles.real, played, step))
+                probes = (
+                    self._probe(self.fake_read, played, step),
+                    0.0,
+                    self._probe(roles.real, played, step),
+                )
             spent.add("score")
             if not waited:
                 self._replay(step, played, found, len(scenes), last=place == len(scenes) - 1)
             spent.add("replay")
             losses += self._critic(step, place, played)
             if place == 0:
-                probes = (probes[0], self._probe(roles.fake, played, step), probes[2])
+                probes = (probes[0], self._probe(self.fake_read, played, step), probes[2])
             spent.add("critic")
         norms = {} if waited else self._move(step)
         spent.add("replay")
@@ -399,19 +433,11 @@ class _Run:
             batch = clip_batch(played, preset, int(draw))
             loss = critic_loss(model, preset, batch, sigma, seed, *key, "critic").mean()
             loss.backward()  # type: ignore[no-untyped-call]
-            if self.roles.additions is not None:
-                self._average(state.model)
             clip_gradients(state.model, self.task.stage.optim.clip)
             state.optimizer.step()
             state.optimizer.zero_grad(set_to_none=True)
             losses.append(float(self.mesh.mean(loss.detach())))
         return losses
-
-    def _average(self, additions: nn.Module) -> None:
-        """Low-rank additions lie whole on every rank: their gradients are averaged here."""
-        for parameter in additions.parameters():
-            if parameter.grad is not None:
-                parameter.grad = self.mesh.mean(parameter.grad)
 
     @torch.no_grad()
     def _probe(self, models: Mapping[str, Network], played: Played, step: int) -> float:
@@ -436,6 +462,14 @@ class _Run:
         numbers = torch.tensor([counts.numel(), int((~counts).sum())], dtype=torch.float64)
         clips, left = self.mesh.gather(numbers.to(self.mesh.device)).sum(0).tolist()
         return int(clips), int(left)
+
+
+@torch.no_grad()
+def _copy(trained: nn.Module, reader: nn.Module) -> None:
+    """This rank's pieces of the masters, in the precision of what is only read."""
+    wanted = named_parameters(reader)
+    for name, parameter in named_parameters(trained).items():
+        local(wanted[name]).copy_(local(parameter))
 
 
 def _by_level(scored: list[Scored]) -> dict[str, float]:
