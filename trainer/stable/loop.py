@@ -83,8 +83,8 @@ class Readers:
 class Roles:
     """The networks by expert, sharded. real: frozen; where the fake score is low-rank additions, that network
     without them (`lora.Plain`). additions: what is trained of a fake score, None for all of it. readers: of
-    `turns`, frozen copies of the student and the fake score, read in the place of those that wait on the host;
-    none of a fake score that is additions."""
+    `turns`, frozen copies of the student and the fake score, read in the place of those that wait on the
+    host; none of a fake score that is additions."""
 
     student: Mapping[str, WanModel]
     fake: Mapping[str, WanModel]
