@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from jobs.commands import captions as captions
@@ -25,6 +26,8 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Entry point: known errors end in one line and exit code 1."""
+    # torchao registers enumerations in a way that torch 2.13 complains of, whenever diffusers looks for it.
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     try:
         app()
     except UserError as error:
