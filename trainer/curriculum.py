@@ -196,7 +196,7 @@ STAGES: tuple[Stage, ...] = (
 )
 """Full size. Steps and batch are this project's start values: the authors published none."""
 
-_SMALL = {"1": 600, "2a": 300, "2b": 400, "3": 600, "4": 300, "5": 40}
+_SMALL = {"1": 250, "2a": 2400, "2b": 200, "3": 1400, "4": 300, "5": 40}
 """Steps of the presets `tiny` and `small`, for two cores."""
 
 
@@ -204,9 +204,9 @@ def curriculum(preset: str) -> tuple[Stage, ...]:
     """The stages of a preset, in order."""
     if preset not in ("tiny", "small"):
         return STAGES
-    optim = OptimConfig(lr=1e-3, warmup=50, decay=0.2, ema=0.98)
+    optim = OptimConfig(lr=2e-3, betas=(0.9, 0.99), warmup=50, decay=0.2, ema=0.98)
     histories = {"1": (0,), "2a": (4, 6, 8), "2b": (0, 2, 4, 6)}
-    small = {name: replace(optim, betas=(0.9, 0.999)) for name in ("1", "2a", "2b", "3", "4")}
+    small = dict.fromkeys(("1", "2a", "2b", "3"), optim) | {"4": replace(optim, lr=1e-3)}
     small["5"] = replace(optim, lr=1e-4, betas=(0.0, 0.999), warmup=0, decay=0.0, clip=10.0, ema=0.9)
     return tuple(
         replace(
@@ -214,7 +214,7 @@ def curriculum(preset: str) -> tuple[Stage, ...]:
             steps=_SMALL[s.name],
             batch=8,
             micro=8,
-            histories=histories.get(s.name, (0,) if s.name == "5" else (0, 1, 2, 4, 6)),
+            histories=histories.get(s.name, (0,) if s.name == "5" else (0, 2, 3, 4)),
             optim=small[s.name],
             stable=replace(s.stable, latents=96, critic_lr=3e-4),
         )

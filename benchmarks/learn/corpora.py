@@ -40,6 +40,7 @@ class Made:
     """One corpus. steps: of each expert, by stage. histories: chunks of memory, by stage.
 
     latents: of the probe's episodes; counts: of recordings by kind, for `wp2 record`.
+    held_out: share of recordings.
     little: gates and videos too are of a run that only shows that it runs.
     """
 
@@ -53,6 +54,7 @@ class Made:
     seconds: float = 0.0
     events: float = 0.0
     batch: int = 8
+    held_out: float = 0.1
     little: bool = False
 
     def curate(self, cpus: int) -> dict[str, Any]:
@@ -61,7 +63,7 @@ class Made:
             "caption": {"source": "log"},
             "latents": {"codec": {"kind": "linear"}, "height": 64, "width": 128},
             "text": {"kind": "minilm"},
-            "run": {"cpus": cpus, "val_share": 0.2},
+            "run": {"cpus": cpus, "val_share": self.held_out},
         }
         if self.counts is None:
             # Painted panels are neither sharp nor detailed, and one world's panels are much like another's.
@@ -116,16 +118,17 @@ PROBE = Made(
     Bars(0.95, 0.2, 1.5, 0.9, 1.5, 3.0, 4.0, 0.85),
     steps={"1": 250, "2a": 2400, "2b": 200, "3": 1400},
     histories={"1": [0], "2a": [4, 6, 8], "2b": [2, 4], "3": [0, 2, 3, 4]},
-    episodes=400,
-    latents=64,
+    episodes=800,  # of 360, 18 epochs of stage 3 began to be known by heart
+    latents=48,
 )
 VIZDOOM = Made(
     "vizdoom",
     Bars(None, None, 0.2, 0.7, 0.5, 3.0, None, None),
     steps={"1": 200, "2a": 1400, "2b": 120, "3": 800},
     histories={"1": [0], "2a": [4, 6, 8], "2b": [2, 4], "3": [0, 2, 3, 4]},
-    counts={"navigation": 80, "loops": 8, "events": 8},
-    seconds=16.0,
+    counts={"navigation": 130, "loops": 8, "events": 10},
+    seconds=12.5,
+    held_out=0.2,
     events=0.5,  # half of the clips open a door
 )
 CORPORA = (PROBE, VIZDOOM)

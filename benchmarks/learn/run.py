@@ -100,6 +100,7 @@ def _little(made: Made) -> Made:
         episodes=min(made.episodes, 60),
         counts=counts,
         batch=2,
+        held_out=0.2,
         little=True,
     )
 

@@ -198,6 +198,7 @@ def test_source_and_corpus_on_an_object_store_give_the_same_bytes(
 # --- Ray is real ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak  # 20 s; test_runner holds that two tasks run at once
 def test_two_workers_of_ours_run_at_once(clips: Path, tmp_path: Path, footage: Path) -> None:
     for i in range(8):
         (clips / f"{i}.mp4").symlink_to(footage / "nav12_miniworld_fourrooms.mp4")

@@ -188,6 +188,7 @@ def score_session(video: Path, corpus: Store, score: Score) -> tuple[Receipt, Si
     return receipt, told, truth
 
 
+@pytest.mark.soak  # 22 s; a composed recording holds the same in every run
 def test_a_recorded_session_is_cut_at_its_true_frames(tmp_path: Path) -> None:
     (video,) = record_sessions(tmp_path / "source", 3, 1, 45)
     corpus, score = Store(str(tmp_path / "corpus")), Score()

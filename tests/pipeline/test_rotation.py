@@ -168,6 +168,7 @@ def test_rates_of_the_pack_come_out_of_noisy_yaw_and_incomplete_logs(footage: Pa
     assert calibrate(reversed(clips)) == rates
 
 
+@pytest.mark.soak  # 20 s; test_motion_end_to_end holds the same through wp2 curate
 def test_rates_come_out_of_the_pictures_and_the_log_alone(footage: Path) -> None:
     clip = "nav05_keys_deathmatch"
     one, _ = from_pack(footage, clip, 0)

@@ -65,6 +65,7 @@ def test_keys_of_a_game_whose_focal_length_was_never_told() -> None:
     holds(solve(cut(tracks, 0, 300), found.camera), yaw, valid=0.95, median=0.06, p95=0.4)
 
 
+@pytest.mark.soak  # 9 s
 def test_mouse_with_a_picture_that_slides_when_looking_up() -> None:
     tracks = cut(tracked("nav01_mouse_map01"), 200, 500)
     yaw, pitch = truth("nav01_mouse_map01", 200, 500)
@@ -82,6 +83,7 @@ def test_true_perspective_with_bare_walls() -> None:
     holds(solve(cut(tracked("nav12_miniworld_fourrooms"), 0, 300), camera), yaw, 0.98, 0.04, 0.25)
 
 
+@pytest.mark.soak  # 10 s
 def test_a_status_bar_is_found_and_does_not_hold_the_camera_still() -> None:
     tracks = tracked("bad03_hud")
     at, to, known = tracks.steps()
