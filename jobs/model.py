@@ -48,7 +48,8 @@ PITCH, PITCH_FEW = 3.0, 1.0
 @dataclass(frozen=True)
 class Opening:
     """What a model is opened with. codec, text: KIND:PATH. size: HEIGHTxWIDTH, that of the preset when empty.
-    steps, guidance: None takes what the kind of weights is made for."""
+    steps, guidance: None takes what the kind of weights is made for. Raises RolloutError of a device that is
+    not there."""
 
     codec: str
     text: str = "minilm"
@@ -56,6 +57,25 @@ class Opening:
     steps: int | None = None
     guidance: float | None = None
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        checked_device(self.device)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+
+def checked_device(device: str) -> str:
+    """cpu, cuda or cuda:N, if it is there. Raises RolloutError."""
+    kind, _, number = device.partition(":")
+    if device not in ("cpu", "cuda") and not (kind == "cuda" and number.isdecimal()):
+        raise RolloutError(f"--device {device!r}: give cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= (count := torch.cuda.device_count()):
+        raise RolloutError(
+            f"--device {device}: PyTorch sees {count} GPUs here: give cpu, or a GPU with its driver"
+        )
+    return device
 
 
 @dataclass(frozen=True)
@@ -112,9 +132,15 @@ class OpenModel:
         return found.tokens
 
     def scene(
-        self, image: npt.NDArray[np.uint8], rows: npt.NDArray[np.float32], prompts: Sequence[str], where: str
+        self,
+        image: npt.NDArray[np.uint8],
+        rows: npt.NDArray[np.float32],
+        prompts: Sequence[str],
+        where: str,
+        positions: tuple[int, ...] = (0,),
     ) -> Scene:
-        """image: uint8 [H, W, 3] of any size. rows: [T, 6]. prompts: one a chunk."""
+        """image: uint8 [H, W, 3] of any size. rows: [T, 6]. prompts: one a chunk. where: names the video.
+        positions: its noise is keyed by."""
         distinct = tuple(dict.fromkeys(prompts))
         return Scene(
             to_pixels(torch.from_numpy(covered(image, self.preset.geometry))[None]),
@@ -122,12 +148,14 @@ class OpenModel:
             tuple(self.encoded(p, where) for p in distinct),
             tuple(distinct.index(p) for p in prompts),
             self.encoded(NEGATIVE, where),
+            positions,
+            where,
         )
 
     def load(self, tick: Tick) -> dict[str, WanModel]:
         """The experts, ready to predict. Takes as long as their files are large."""
         device, experts = self.opening.device, self.checkpoint.experts
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        dtype = torch.bfloat16 if self.opening.on_gpu else torch.float32
         done, total = 0, sum(e.bytes for e in experts)
 
         def read(expert: str, count: int) -> None:
@@ -212,7 +240,7 @@ def _settings(checkpoint: Checkpoint, opening: Opening) -> Settings:
 
 
 def _precision(opening: Opening) -> Precision:
-    return "bfloat16" if opening.device == "cuda" else "float32"
+    return "bfloat16" if opening.on_gpu else "float32"
 
 
 def _kind(value: str, kinds: tuple[str, ...], flag: str) -> tuple[str, Path | None]:

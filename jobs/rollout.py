@@ -63,7 +63,7 @@ def run(weights: Path, input_file: Path, folder: Path, options: Options, tick: T
             image,
             action_rows(one.commands, one.perspective, options.yaw, pitch),
             one.chunk_prompts,
-            str(input_file),
+            f"{input_file}: {one.name}",
         )
         for one, image in zip(asked, images)
     ]
@@ -76,7 +76,7 @@ def run(weights: Path, input_file: Path, folder: Path, options: Options, tick: T
 def _video(rollout: Rollout, one: RolloutInput, folder: Path, tick: Tick) -> Made:
     began, frames = time.monotonic(), 0
     names, rows = one.prompt_names, rollout.scene.actions[0].numpy()
-    plain, shown = folder / f"{one.name}.mp4", folder / f"{one.name}.actions.mp4"
+    plain, shown = (folder / file for file in one.files)
     tick(one.name, 0, one.chunks)
     with video_writer(plain) as write_plain, video_writer(shown) as write_shown:
         for chunk in rollout.chunks():

@@ -7,11 +7,12 @@ skipped, what was cut off goes on from its newest complete checkpoint.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -21,9 +22,10 @@ import torch
 
 from jobs.train_config import TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
-from jobs.train_look import Looker
+from jobs.train_look import Looker, codec_of
 from jobs.train_stable import run_stable, with_bank
 from trainer.checkpoint import Checkpoints, Saved, list_steps
+from trainer.codec.base import Codec
 from trainer.config import ConfigError, Preset
 from trainer.curriculum import Objective, Stage
 from trainer.data.batch import Batch
@@ -167,6 +169,14 @@ class _Run:
             source = self._source(stage)
             plan = self.data.plan(stage, self.preset, self.config.seed, self.mesh.data_world)
             self.told.say(f"{plan.describe(stage.steps)}; starts from {source}")
+        for stage in (s for s in self.stages if s.objective is Objective.STABLE):
+            if set(self.experts) != set(self.preset.experts):
+                raise TrainError(f"stage {stage.name} rolls out with all experts: leave --experts out")
+            if self._codec() is None:
+                raise TrainError(
+                    f"stage {stage.name} decodes what it rolls out, and {self.options.corpus} holds no codec "
+                    f"of its latents ({self.data.codec}): give `look: {{codec: KIND:PATH}}`"
+                )
         if not self.data.is_held_out:
             self.told.say(
                 "no clip is held out (no split val, and too few recordings to keep some back): gates and "
@@ -191,6 +201,7 @@ class _Run:
             "seed": self.config.seed,
             "codec": self.data.codec,
             "text": self.data.text,
+            "samples": {"tiers": self.config.data.tiers, "held_out": self.config.data.held_out},
             "stages": found,
         }
 
@@ -226,6 +237,10 @@ class _Run:
         if self._finished(stage.name, expert):
             self.told.say(f"stage {stage.name}, expert {expert}: finished before, skipped")
             return
+        with self._alone(self.folder.expert(stage.name, expert)):
+            self._train(stage, expert)
+
+    def _train(self, stage: Stage, expert: str) -> None:
         self.told.begin(stage, expert)
         config, mesh = self.config, self.mesh
         model = self._start(stage, expert)
@@ -280,6 +295,23 @@ class _Run:
             checkpoints.rewind(self._step)
             self._step = None
 
+    @contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """Inside, no other run writes this folder. Raises TrainError where one does."""
+        with ExitStack() as held:
+            if self.mesh.rank == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = held.enter_context((folder / ".lock").open("w"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise TrainError(f"{folder} is being trained by another run: wait, or end it") from None
+            yield
+
+    def _codec(self) -> Codec | None:
+        """What decodes the corpus's latents; None where nothing is known to."""
+        return codec_of(self.data, self.config.look, str(self.mesh.device.type))
+
     @property
     def schedule(self) -> PddSchedule:
         """Of stages 4 and 5, and of whatever samples with their weights."""
@@ -299,18 +331,17 @@ class _Run:
 
     def _stable(self, stage: Stage) -> None:
         """Stage 5 trains all experts at once."""
-        if set(self.experts) != set(self.preset.experts):
-            raise TrainError(f"stage {stage.name} rolls out with all experts: leave --experts out")
         if all(self._finished(stage.name, expert) for expert in self.experts):
             self.told.say(f"stage {stage.name}: finished before, skipped")
             return
+        with self._alone(self.folder.stage(stage.name)):
+            self._train_stable(stage)
+
+    def _train_stable(self, stage: Stage) -> None:
         self.told.begin(stage, "all")
-        looker = self._looker()
-        if looker is None:
-            raise TrainError(
-                f"stage {stage.name} decodes what it rolls out: give `look: {{codec: wan:PATH}}`"
-            )
-        run_stable(stage, self.config, self.mesh, self.data, self.folder, looker.codec, self)
+        codec = self._codec()
+        assert codec is not None
+        run_stable(stage, self.config, self.mesh, self.data, self.folder, codec, self)
         _emptied()
 
     def _start(self, stage: Stage, expert: str) -> WanModel:
@@ -447,8 +478,7 @@ class _Run:
         if stage.objective is Objective.PDD:
             assert stage.start is not None
             teacher = {e: self.frozen(stage.start, e) for e in self.experts}
-            looker = self._looker()
-            codec = None if looker is None else looker.codec
+            codec = self._codec()
             result = few_steps_gate(self.data, self.preset, self.config, stage, experts, teacher, codec)
         else:
             result = make_gate(self.data, self.preset, self.config)(stage, experts)

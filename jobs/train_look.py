@@ -55,7 +55,7 @@ class Looker:
         say: Callable[[str], None],
     ) -> Looker | None:
         """None, and a line that says why, where nothing can be decoded or no clip is long enough."""
-        codec = _codec(data, config, str(mesh.device.type))
+        codec = codec_of(data, config, str(mesh.device.type))
         if codec is None:
             say(
                 f"no videos: the latents are of {data.codec}; give `look: {{codec: wan:PATH}}` to decode them"
@@ -121,7 +121,7 @@ class Looker:
                     )
 
 
-def _codec(data: TrainingData, config: LookConfig, device: str) -> Codec | None:
+def codec_of(data: TrainingData, config: LookConfig, device: str) -> Codec | None:
     """The codec that made a corpus's latents: a fitted one lies in the corpus, others are given by path."""
     if config.codec:
         return open_codec(Opening(config.codec, device=device))

@@ -171,6 +171,10 @@ class Run(Protocol):
         """The same, sharded, in the precision of what is only read."""
 
 
+def _told(say: Callable[[str], None], expert: str) -> Callable[[str], None]:
+    return lambda line: say(f"expert {expert}: {line}")
+
+
 def run_stable(
     stage: Stage,
     config: TrainConfig,
@@ -209,7 +213,7 @@ def run_stable(
     )
     say = run.told.say
     kept = {
-        expert: Checkpoints(folder.checkpoints(stage.name, expert), config.keep, say=lambda line: None)
+        expert: Checkpoints(folder.checkpoints(stage.name, expert), config.keep, say=_told(say, expert))
         for expert in preset.experts
     }
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import av.error
 import numpy as np
 import numpy.typing as npt
 
@@ -37,3 +38,15 @@ def video_writer(path: Path) -> Iterator[Callable[[npt.NDArray[np.uint8]], None]
             partial.unlink(missing_ok=True)
             raise
     partial.rename(path)
+
+
+def is_whole(path: Path, frames: int) -> bool:
+    """Is there a video that can be decoded, with so many frames."""
+    if not path.exists():
+        return False
+    container: Any
+    try:
+        with av.open(str(path)) as container:
+            return sum(1 for _ in container.decode(video=0)) == frames
+    except (av.error.FFmpegError, IndexError):  # no video, or one cut off
+        return False

@@ -86,6 +86,11 @@ class RolloutInput:
         return sum(c.latents for c in self.commands)
 
     @property
+    def files(self) -> tuple[str, str]:
+        """The pictures as they were made, and the same with the controls drawn on top."""
+        return f"{self.name}.mp4", f"{self.name}.actions.mp4"
+
+    @property
     def chunks(self) -> int:
         return self.latents // LATENTS_PER_CHUNK
 
@@ -109,12 +114,13 @@ def parse_inputs(data: str | bytes, where: str) -> tuple[RolloutInput, ...]:
     if not isinstance(value, list) or not value:
         raise RolloutError(f"{where}: a JSON array of objects is needed, one a video")
     found = tuple(_input(entry, k, f"{where}: entry {k}") for k, entry in enumerate(value))
-    names = [f.name for f in found]
-    for k, name in enumerate(names):
-        if name in names[:k]:
-            raise RolloutError(
-                f"{where}: entry {k}: output_name {name!r} is that of entry {names.index(name)}"
-            )
+    taken: dict[str, int] = {}
+    for k, one in enumerate(found):
+        for file in one.files:
+            if (other := taken.setdefault(file, k)) != k:
+                raise RolloutError(
+                    f"{where}: entry {k}: output_name {one.name!r} makes {file}, as entry {other} does"
+                )
     return found
 
 
@@ -139,8 +145,11 @@ def _input(entry: Any, number: int, where: str) -> RolloutInput:
     if asked != told:
         raise RolloutError(f"{where}: action lasts {asked} latents and prompt_event {told}")
     name = entry.get("output_name", f"{number:04d}_{PurePosixPath(entry['image_path']).stem}")
-    if not _PLAIN_NAME.fullmatch(name):
-        raise RolloutError(f"{where}, output_name: {name!r} is no plain file name (letters, digits, _ . -)")
+    if not _PLAIN_NAME.fullmatch(name) or len(name.encode()) > 200:
+        raise RolloutError(
+            f"{where}, output_name: {name!r} is no plain file name (letters, digits, _ . -; 200 bytes)"
+            + ("" if "output_name" in entry else ", as image_path makes it: give output_name")
+        )
     return RolloutInput(name, entry["image_path"], _PERSPECTIVES[perspective], commands, spans, prompts)
 
 

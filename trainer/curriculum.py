@@ -147,8 +147,13 @@ class Stage:
     stable: StableConfig = field(default_factory=StableConfig)
 
     def __post_init__(self) -> None:
+        for what in ("steps", "batch", "micro", "target"):
+            if getattr(self, what) < 1:
+                raise ConfigError(f"stage {self.name}: {what} is {getattr(self, what)}, at least 1 needed")
         if self.batch % self.micro:
-            raise ConfigError(f"stage {self.name}: {self.batch} samples do not split by {self.micro}")
+            raise ConfigError(
+                f"stage {self.name}: a batch of {self.batch} does not split into passes of micro {self.micro}"
+            )
         if self.segments and (self.histories != (0,) or self.target != CLIP):
             raise ConfigError(f"stage {self.name}: an independent encode is {CLIP} latents without history")
 
@@ -224,7 +229,9 @@ def curriculum(preset: str) -> tuple[Stage, ...]:
 
 def select(stages: tuple[Stage, ...], span: str) -> tuple[Stage, ...]:
     """Stages of "3", "1-3" or "2a-2b"; a number stands for all of its phases. Raises ConfigError."""
-    first, _, last = span.partition("-")
+    first, dash, last = span.partition("-")
+    if dash and not last:
+        raise ConfigError(f"stages {span!r} have no end: as 1-3, 2a-2b or 3")
 
     def places(name: str) -> list[int]:
         found = [k for k, s in enumerate(stages) if s.name == name or s.name.rstrip("ab") == name]

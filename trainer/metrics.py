@@ -74,7 +74,7 @@ class StepRecord:
         """For a terminal."""
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
         return (
-            f"loss {self.loss:.4f}, gradient {self.grad_norm:.3g}, lr {self.lr:.2g}, "
+            f"loss {self.loss:.4g}, gradient {self.grad_norm:.3g}, lr {self.lr:.2g}, "
             f"{self.samples_per_s:.3g} clips/s{mfu}, {self.memory_gb:.1f} GB, "
             f"data {self.data_wait_s:.2f} of {self.step_s:.2f} s"
         )
@@ -91,7 +91,7 @@ class StepRecord:
 def by_sigma(sigma: Tensor, value: Tensor) -> dict[str, float]:
     """Mean of the losses `value` [n] in each bin of the levels `sigma` [n]; empty bins are left out."""
     edges = torch.tensor(EDGES[1:-1], dtype=sigma.dtype)
-    places = torch.bucketize(sigma.cpu().flatten(), edges, right=True)
+    places = torch.bucketize(sigma.cpu().flatten().contiguous(), edges, right=True)
     losses = value.cpu().double().flatten()
     return {
         f"{EDGES[k]:g}-{EDGES[k + 1]:g}": float(losses[places == k].mean())

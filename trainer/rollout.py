@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from schemas.errors import UserError
 from trainer.codec import lowres
 from trainer.codec.base import Cache, Codec
 from trainer.codec.condition import extend, image_condition
@@ -37,6 +38,10 @@ NEGATIVE = -1
 
 class SceneError(ValueError):
     """A scene that does not fit the model."""
+
+
+class NotFinite(SceneError, UserError):
+    """Weights that say what is no number: nothing of such a video may be measured or shown."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Scene:
     image: [B, 3, 1, H, W] in [-1, 1], or the condition that is stored of it. actions: [B, T, 6]. texts:
     encoded prompts, each [n, text_dim] without padding, or [B, n, text_dim] padded with zeros where every
     video has its own. prompts: which of them each chunk reads. negative: [n, text_dim], what guidance leads
-    away from. positions: of the videos in a stream; their noise is keyed by these.
+    away from. positions: of the videos in a stream; their noise is keyed by these. name: for errors.
     """
 
     image: Tensor | Condition
@@ -78,6 +83,7 @@ class Scene:
     prompts: tuple[int, ...]
     negative: Tensor
     positions: tuple[int, ...] = (0,)
+    name: str = ""
 
     @property
     def latents(self) -> int:
@@ -135,7 +141,8 @@ class _Branch:
 class Rollout:
     """The experts at work on one scene.
 
-    Raises SceneError where the scene does not fit, HorizonError where the weights cannot place it.
+    Raises SceneError where the scene does not fit, HorizonError where the weights cannot place it, NotFinite
+    at the first chunk that is not finite.
     """
 
     preset: Preset
@@ -145,6 +152,7 @@ class Rollout:
     settings: Settings = field(default_factory=Settings)
     backend: Backend = Backend.DENSE
     _branches: dict[tuple[str, bool], _Branch] = field(default_factory=dict)
+    _finite: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         preset, scene, few = self.preset, self.scene, self.settings.few
@@ -196,7 +204,11 @@ class Rollout:
             y = condition.rows(condition.full, first, stop)
             clean, states = self._denoise(index, y)
             full, low = torch.cat([clean, y], dim=1), None
+            self._finite.append(("latents", torch.isfinite(clean).all()))
+            self._check_finite(index)
             pixels, decoder = self.codec.decode(clean.to(self.codec.device), decoder)
+            self._finite.append(("pixels of the codec", torch.isfinite(pixels).all()))
+            self._check_finite(index)
             if index + 1 < count:  # the last chunk is nobody's memory
                 low, low_encoder = lowres.encode_chunk(self.codec, pixels, low_encoder)
                 pairs = (first // LATENTS_PER_PAIR, stop // LATENTS_PER_PAIR)
@@ -214,6 +226,18 @@ class Rollout:
     @property
     def cache_bytes(self) -> int:
         return sum(branch.cache.bytes for branch in self._branches.values())
+
+    def _check_finite(self, index: int) -> None:
+        """Raises NotFinite that names the first of what was noted in `_finite`; the device is asked once."""
+        names, flags = zip(*self._finite)
+        self._finite.clear()
+        for what, finite in zip(names, torch.stack(flags).tolist()):
+            if not finite:
+                video = self.scene.name or f"at position {', '.join(map(str, self.scene.positions))}"
+                raise NotFinite(
+                    f"chunk {index} of video {video}: {what} are not finite numbers: these weights cannot be "
+                    "played, so give others, or an earlier checkpoint"
+                )
 
     # --- denoising ----------------------------------------------------------------------------------------
 
@@ -304,4 +328,6 @@ class Rollout:
         )
         if not known:
             branch.text_of, branch.text = prompt, out.text
+        if out.prediction is not None:
+            self._finite.append((f"predictions of expert {expert}", torch.isfinite(out.prediction).all()))
         return out

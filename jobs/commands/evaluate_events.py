@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 
 from jobs.commands.base import ConfigOpt, CorpusArg, err, open_for, out
 from jobs.commands.evaluate import (
@@ -19,17 +16,17 @@ from jobs.commands.evaluate import (
     PitchOpt,
     SeedOpt,
     SizeOpt,
-    SplitOpt,
     StepsOpt,
     TextOpt,
     WeightsArg,
     YawOpt,
     evaluate,
+    ticks,
 )
 from schemas.errors import UserError
 
 if TYPE_CHECKING:
-    from jobs.model import Opening, Tick
+    from jobs.model import Opening
 
 RunOpt = Annotated[Path, typer.Option("--out", help="folder of the run; the same one goes on")]
 
@@ -38,7 +35,7 @@ RunOpt = Annotated[Path, typer.Option("--out", help="folder of the run; the same
 def event_cases(
     corpus: CorpusArg,
     folder: Annotated[Path, typer.Option("--out", help="folder for cases.json and start pictures")],
-    split: SplitOpt = "val",
+    split: Annotated[str, typer.Option(help="of a corpus: val is held out from training")] = "val",
     most: Annotated[int, typer.Option(min=1, help="cases at most; 145 as in the published set")] = 145,
     config: ConfigOpt = None,
 ) -> None:
@@ -104,10 +101,12 @@ def events(
 
     if (weights is None) == (videos is None):
         raise UserError("give WEIGHTS to make videos, or --videos FOLDER to judge those that are there")
+    if videos is not None and (codec or size or any(v is not None for v in (steps, guidance, pitch))):
+        raise UserError("--videos: what is there is judged; leave --codec, --size, --steps and the like out")
     other = read_report(against) if against else None
     found = read_cases(cases)
     folder.mkdir(parents=True, exist_ok=True)
-    with _ticks() as tick:
+    with ticks() as tick:
         if weights is not None:
             opening = Opening(codec, text, size, steps, guidance, device)
             model = OpenModel.of(weights, opening)
@@ -115,7 +114,8 @@ def events(
                 model.check_horizon(case.asked.latents, f"{cases}: {case.name}, action")
             tilt = model.pitch if pitch is None else pitch
             how = MadeWith(seed, yaw, tilt, _identity(weights, opening))
-            made = make_videos(LateWorld(weights, model, tick), found, folder, how, tick)
+            world = LateWorld(weights, model, tick)
+            made = make_videos(world, found, folder, how, tick, world.check)
             err.print(f"{made} videos made, {len(found.cases) - made} were there")
         elif videos is not None:
             take_videos(found, folder, videos)
@@ -171,26 +171,16 @@ def wbench(
     if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
         raise UserError(f"--part {part!r}: give K/N with K from 0 to N-1, as 0/8")
     folder.mkdir(parents=True, exist_ok=True)
-    with _ticks() as tick:
+    with ticks() as tick:
         opening = Opening(codec, text, size, steps, guidance, device)
         model = OpenModel.of(weights, opening)
         for case in found.cases:
             model.check_horizon(case.latents, f"{data}: case {case.name}")
         tilt = model.pitch if pitch is None else pitch
         how = PlayWith(seed, yaw, tilt, _identity(weights, opening), (int(k), int(n)))
-        done = play(LateWorld(weights, model, tick), found.cases, folder, how, tick)
+        world = LateWorld(weights, model, tick)
+        done = play(world, found.cases, folder, how, tick, world.check)
     out.print(f"{done.folder}: {done.made} videos made, {done.kept} were there", markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _ticks() -> Iterator[Tick]:
-    with Progress(*Progress.get_default_columns(), console=err, transient=True) as bar:
-        task = bar.add_task("reading")
-
-        def tick(what: str, done: int, of: int) -> None:
-            bar.update(task, description=what, completed=done, total=of)
-
-        yield tick
 
 
 def _identity(weights: Path, opening: Opening) -> dict[str, str | int | float]:
@@ -198,7 +188,7 @@ def _identity(weights: Path, opening: Opening) -> dict[str, str | int | float]:
     from jobs.evaluate.pins import fingerprint
 
     told = {name: value for name, value in asdict(opening).items() if value not in (None, "")}
-    return {"weights": fingerprint(weights), **told}
+    return {"weights": fingerprint(weights), "noise": "of the case", **told}
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from jobs.commands.base import err, out
+from jobs.commands.base import complain, err, out
 from jobs.commands.evaluate import OutOpt, SeedOpt, evaluate
 
 
@@ -23,19 +23,19 @@ def history(
         str | None,
         typer.Option(help="that asks as the model is asked: 1 to 3; of a run its last, of weights 2b"),
     ] = None,
-    clips: Annotated[int, typer.Option(min=2, help="of each length of history, at most")] = 32,
-    levels: Annotated[int, typer.Option(min=1, help="noise levels of each expert")] = 4,
-    lengths: Annotated[int, typer.Option(min=1, help="different lengths of history")] = 3,
-    longest: Annotated[int, typer.Option(min=0, help="chunks of history, at most")] = 24,
-    batch: Annotated[int, typer.Option(min=2, help="clips of a pass")] = 4,
+    clips: Annotated[int, typer.Option(min=2, max=100000, help="of each length of history, at most")] = 32,
+    levels: Annotated[int, typer.Option(min=1, max=1000, help="noise levels of each expert")] = 4,
+    lengths: Annotated[int, typer.Option(min=1, max=1000, help="different lengths of history")] = 3,
+    longest: Annotated[int, typer.Option(min=0, max=100000, help="chunks of history, at most")] = 24,
+    batch: Annotated[int, typer.Option(min=2, max=100000, help="clips of a pass")] = 4,
     raw: Annotated[bool, typer.Option("--raw", help="of a run: not the average of its weights")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     seed: SeedOpt = 0,
 ) -> None:
     """Held-out flow loss by noise level and by history, with actions or memory made wrong; paired."""
     from jobs.evaluate.history import HistoryOptions
-    from jobs.evaluate.history_run import run
-    from jobs.evaluate.page import write
+    from jobs.evaluate.history_run import NOT_HELD_OUT, run
+    from jobs.evaluate.page import shown, write
 
     options = HistoryOptions(clips=clips, batch=batch, levels=levels, seed=seed)
     with Progress(*Progress.get_default_columns(), console=err, transient=True) as bar:
@@ -52,11 +52,13 @@ def history(
         )
     page = write(report, folder)
     for number in report.numbers:
-        low, high = number.value.low, number.value.high
+        value = number.value
+        mean, low, high = (shown(v, "+.5f") for v in (value.mean, value.low, value.high))
         out.print(
-            f"{number.part}: {number.measure} {number.value.mean:+.5f} ({low:+.5f} to {high:+.5f}), "
-            f"{number.value.groups} clips",
+            f"{number.part}: {number.measure} {mean} ({low} to {high}), {number.value.groups} clips",
             markup=False,
             soft_wrap=True,
         )
+    if NOT_HELD_OUT in report.notes:
+        complain(NOT_HELD_OUT)
     out.print(str(page), markup=False, soft_wrap=True)

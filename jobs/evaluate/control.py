@@ -9,7 +9,7 @@ judged. Source: spec/worldplay2.md a.6, j; docs/vo.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,10 @@ def plan(starts: Sequence[Start], protocol: Protocol) -> list[Asked]:
         start = starts[k % len(starts)]
         for side, word in ((-1, "left"), (1, "right")):
             rows = held_turn(protocol.turn_latents, start.perspective, side * protocol.yaw)
-            asked.append(Asked(start.case(f"{start.name}-{k:03d}-{word}", rows), start.name, side))
+            name = f"{start.name}-{k:03d}-pair"
+            # Both sides under one noise: they differ in what was asked alone.
+            case = replace(start.case(f"{start.name}-{k:03d}-{word}", rows), noise=name)
+            asked.append(Asked(case, start.name, side))
     return asked
 
 

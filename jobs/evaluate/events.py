@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +22,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from jobs.evaluate.event_cases import Category, EventCase, EventSet
 from jobs.evaluate.judge import Film, JudgeConfig, Tried, Verdict, film_of, judge, require_sight
 from jobs.evaluate.judge_prompt import PROMPT_VERSION, prompt_sha256
-from jobs.evaluate.pins import Identity, pin, read_note, short
+from jobs.evaluate.pins import Identity, check_pin, difference, pin, read_note
 from jobs.evaluate.report import Film as Shot
 from jobs.evaluate.report import Number
 from jobs.evaluate.report import Report as Page
 from jobs.evaluate.stats import Interval, interval, paired
-from jobs.evaluate.world import EvaluationError, World
+from jobs.evaluate.world import Case, EvaluationError, World
 from jobs.model import Tick
-from jobs.video import video_writer
+from jobs.video import is_whole, video_writer
 from pipeline.caption.client import Client, EndpointConfig
 from pipeline.caption.ladder import steps
 from pipeline.stage import digest
@@ -105,22 +105,34 @@ class MadeWith:
     identity: Identity
 
 
-def make_videos(world: World, cases: EventSet, out: Path, made: MadeWith, tick: Tick) -> int:
-    """Play every case into `out`/videos; returns how many were made now. Raises EvaluationError."""
+def make_videos(
+    world: World,
+    cases: EventSet,
+    out: Path,
+    made: MadeWith,
+    tick: Tick,
+    check: Callable[[Sequence[Case]], None] = lambda cases: None,
+) -> int:
+    """Play every case whose whole video is not there into `out`/videos; returns how many were made now.
+
+    check: called with what is to be played, before the folder is pinned to this world. Raises
+    EvaluationError.
+    """
     note = {"world": world.name, "cases_sha256": cases.sha256, **asdict(made)}
-    pin(Store(str(out)), MADE, note)
-    folder = out / VIDEOS
+    store, folder = Store(str(out)), out / VIDEOS
+    check_pin(store, MADE, note)
+    played = [case.case(made.yaw, made.pitch) for case in cases.cases]
+    lacking = [case for case in played if not is_whole(folder / f"{case.name}.mp4", case.frames)]
+    check(lacking)
+    pin(store, MADE, note)
     folder.mkdir(exist_ok=True)
-    count = 0
-    for k, case in enumerate(cases.cases):
-        tick(case.name, k, len(cases.cases))
-        if not (path := folder / f"{case.name}.mp4").exists():
-            with video_writer(path) as write:
-                for frames in world.play(case.case(made.yaw, made.pitch), made.seed):
-                    for rgb in frames:
-                        write(rgb)
-            count += 1
-    return count
+    for k, case in enumerate(lacking):
+        tick(case.name, k, len(lacking))
+        with video_writer(folder / f"{case.name}.mp4") as write:
+            for frames in world.play(case, made.seed):
+                for rgb in frames:
+                    write(rgb)
+    return len(lacking)
 
 
 def take_videos(cases: EventSet, out: Path, folder: Path) -> None:
@@ -158,7 +170,7 @@ async def _judge_videos(
             "root": client.model.root,
             "config": config.model_dump(mode="json"),
         }
-        pin(store, JUDGED, note)
+        check_pin(store, JUDGED, note)
         room, decoding = asyncio.Semaphore(endpoints.in_flight), asyncio.Semaphore(_FILMS)
         looking = asyncio.Lock()
         sees, done = False, 0
@@ -174,6 +186,7 @@ async def _judge_videos(
                     async with looking:
                         if not sees:
                             await require_sight(client, config)
+                            pin(store, JUDGED, note)
                             sees = True
                     held = _line(case, key, await judge(client, film, config))
                     store.write(_path(case.name), held.model_dump_json().encode())
@@ -328,12 +341,9 @@ def compare(here: EventReport, there: EventReport) -> dict[Category, dict[str, I
 
     Raises EvaluationError unless set, prompt, judge and its settings are the same.
     """
-    for name in (*here.judge, *there.judge):
-        held, other = here.judge.get(name), there.judge.get(name)
-        if held != other:
-            raise EvaluationError(
-                f"the reports cannot be compared: {name} is {short(held)} here and {short(other)} there"
-            )
+    if differs := difference(here.judge, there.judge):
+        name, held, other = differs
+        raise EvaluationError(f"the reports cannot be compared: {name} is {held} here and {other} there")
     others = {line.name: line for line in there.cases}
     out: dict[Category, dict[str, Interval]] = {}
     for category in Category:

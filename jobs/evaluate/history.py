@@ -12,6 +12,7 @@ Source: issue of evaluation, 6; spec/worldplay2.md c.3, c.4, e.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -171,12 +172,20 @@ def read(
     seed: int,
     wanted: Sequence[Condition] | None = None,
 ) -> Iterator[Reading]:
-    """One batch at each of `levels` under each condition. Another clip is the next one of the batch."""
+    """One batch at each of `levels` under each condition. Another clip is the next one of the batch.
+
+    Raises EvaluationError on a loss that is no finite number."""
     for number, sigma in enumerate(levels.tolist()):
         for condition in wanted or conditions(stage, batch.history):
             layout, rule = layout_of(stage, preset, batch.history, condition)
             value = error(model, batch, stage, layout, rule, sigma, seed, number, condition)
             for sample, loss in zip(batch.samples, value.tolist()):
+                if not math.isfinite(loss):
+                    raise EvaluationError(
+                        f"clip {sample}, expert {expert}, sigma {sigma:.4g}, {batch.history} chunks of "
+                        f"history, {condition}: the loss is {loss}: these weights, or the latents of this "
+                        "clip, are no finite numbers"
+                    )
                 yield Reading(sample, expert, sigma, batch.history, condition, loss)
 
 

@@ -12,6 +12,7 @@ from jobs.evaluate.history import HistoryOptions, histories_of, measure, report
 from jobs.evaluate.report import Report
 from jobs.evaluate.world import EvaluationError
 from jobs.export import choose
+from jobs.model import checked_device
 from jobs.train_config import DataConfig, load
 from jobs.train_data import TrainingData
 from trainer.config import ConfigError, Preset, preset
@@ -25,6 +26,7 @@ from trainer.weights.transfer import load as load_files
 
 DEFAULT = "2b"
 """How weights are asked whose stage nobody names."""
+NOT_HELD_OUT = "NO CLIP IS HELD OUT: a run trains on all of this corpus."
 ASKED = (Objective.CLIP, Objective.QUERIES, Objective.CHUNKS)
 
 
@@ -43,6 +45,7 @@ def run(
 
     Raises UserError of the part that is wrong, in one line.
     """
+    checked_device(device)
     sizes, models, name = _of_run(path, stage, average) if (path / RUN).is_file() else _of_files(path, stage)
     asked = _stage(sizes, name)
     data = TrainingData.open(corpus, DataConfig(), sizes)
@@ -61,7 +64,7 @@ def run(
     made = report(f"{path.name}, stage {name}", readings, settings)
     if data.is_held_out:
         return made
-    return replace(made, notes=(*made.notes, "NO CLIP IS HELD OUT: a run trains on all of this corpus."))
+    return replace(made, notes=(*made.notes, NOT_HELD_OUT))
 
 
 def _of_run(path: Path, stage: str | None, average: bool) -> tuple[Preset, dict[str, WanModel], str]:
@@ -79,6 +82,10 @@ def _of_run(path: Path, stage: str | None, average: bool) -> tuple[Preset, dict[
 
 def _of_files(path: Path, stage: str | None) -> tuple[Preset, dict[str, WanModel], str]:
     found = open_checkpoint(path)
+    if [e.name for e in found.experts] != list(found.preset.experts):
+        raise EvaluationError(
+            f"{path} is one expert of {len(found.preset.experts)}: give the folder that holds them"
+        )
     if found.contents is not Contents.VELOCITY:
         raise EvaluationError(f"{path} is {found.contents.words}: flow loss is of models of one velocity")
     return found.preset, {e.name: load_files(e) for e in found.experts}, stage or DEFAULT

@@ -3,7 +3,7 @@ play."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,15 @@ class LateWorld:
     @property
     def name(self) -> str:
         return self.weights.name or str(self.weights)
+
+    def check(self, cases: Iterable[Case]) -> None:
+        """Loads codec and text encoder, and reads every prompt. Raises UserError of what cannot be played."""
+        self.tick("loading codec and text encoder", 0, 1)
+        _ = self.model.codec
+        for where, prompt in {
+            prompt: (case.name, prompt) for case in cases for prompt in case.prompts
+        }.values():
+            self.model.encoded(prompt, where)
 
     def play(self, case: Case, seed: int) -> Iterator[Frames]:
         if self._world is None:

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import io
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jobs.evaluate.stats import Floats
-from jobs.evaluate.world import Case, Frames
+from jobs.evaluate.world import Case, EvaluationError, Frames, Rows
 from jobs.model import covered
 from pipeline.corpus import open_corpus
 from pipeline.frames import frame_pass
 from pipeline.picture import Picture
 from pipeline.pose.given import Given
 from pipeline.shards.read import read_index, read_sample
+from pipeline.store import Store
 from schemas.caption import render_latents
 from schemas.sample import Annotation
 from schemas.timeline import GRID_RATE, LATENTS_PER_CHUNK, chunk_latents
@@ -99,34 +102,79 @@ def same_views(rotation: Floats, position: Floats, apart: int = APART) -> Pairs:
     return Pairs(np.array(first, np.int64), np.array(later, np.int64))
 
 
-def recorded_loops(
-    url: str, geometry: Geometry, most: int, split: str | None = None
-) -> Iterator[RecordedLoop]:
+@dataclass(frozen=True)
+class RecordedLoops:
+    """Loops that were found; their pictures are read one loop at a time. clips: a row of the index, what is
+    known of the clip, its action rows, its grid and its pairs. prompt: of clips without a caption."""
+
+    corpus: Store
+    geometry: Geometry
+    prompt: str
+    clips: tuple[tuple[dict[str, Any], Annotation, Rows, Ints, Pairs], ...]
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    @property
+    def latents(self) -> int:
+        """Of the longest."""
+        return max(len(rows) for _, _, rows, _, _ in self.clips)
+
+    def __iter__(self) -> Iterator[RecordedLoop]:
+        for row, about, rows, grid, pairs in self.clips:
+            frames = grid_frames(read_sample(self.corpus, row["media"])["mp4"], grid, self.geometry)
+            prompts = _prompts(about)
+            if not any(prompts):
+                prompts = (self.prompt,) * len(prompts)
+            case = Case(row["sample_id"], frames[0], about.perspective, rows, prompts)
+            yield RecordedLoop(case, frames, pairs)
+
+    @property
+    def uncaptioned(self) -> list[str]:
+        """Clips whose every chunk has an empty prompt of its own."""
+        return [row["sample_id"] for row, about, _, _, _ in self.clips if not any(_prompts(about))]
+
+
+def _prompts(about: Annotation) -> tuple[str, ...]:
+    """Of each chunk."""
+    duration = Fraction(about.frames * about.fps_den, about.fps_num)
+    return tuple(
+        render_latents(about.caption, about.perspective, duration, chunk_latents(chunk))
+        for chunk in range(about.latent_frames // LATENTS_PER_CHUNK)
+    )
+
+
+def recorded_loops(url: str, geometry: Geometry, most: int, prompt: str = "") -> RecordedLoops:
     """Loops among the clips of a corpus whose poses the game gave and whose rows are all known, at most
-    `most`, by id. geometry: size of the pictures."""
+    `most`, by id. geometry: size of the pictures. prompt: of clips without a caption. Raises EvaluationError
+    where there is none, with why.
+    """
     corpus = open_corpus(url)
-    columns = ["sample_id", "split", "media", "annotations"]
+    columns = ["sample_id", "media", "annotations"]
+    found: list[tuple[dict[str, Any], Annotation, Rows, Ints, Pairs]] = []
+    left_out: Counter[str] = Counter()
     for row in read_index(corpus, columns).sort_by("sample_id").to_pylist():
-        if most <= 0 or (split is not None and row["split"] != split):
-            continue
+        if len(found) >= most:
+            break
         said = read_sample(corpus, row["annotations"])
         about = Annotation.model_validate_json(said["json"])
         rows, grid, poses = (np.load(io.BytesIO(said[n])) for n in ("actions.npy", "grid.npy", "poses.npy"))
-        if about.pose_estimator != Given.name or not len(grid) or not np.isfinite(rows).all():
+        if about.pose_estimator != Given.name:
+            left_out["without poses of the game"] += 1
+            continue
+        if not len(grid) or not np.isfinite(rows).all():
+            left_out["with actions that are not known"] += 1
             continue
         at = poses[grid].astype(np.float64)
         pairs = same_views(at[:, :, :3], at[:, :, 3])
         if len(pairs) < FEWEST:
+            left_out["that never come back to where they were"] += 1
             continue
-        frames = grid_frames(read_sample(corpus, row["media"])["mp4"], grid, geometry)
-        duration = Fraction(about.frames * about.fps_den, about.fps_num)
-        prompts = tuple(
-            render_latents(about.caption, about.perspective, duration, chunk_latents(chunk))
-            for chunk in range(about.latent_frames // LATENTS_PER_CHUNK)
-        )
-        case = Case(row["sample_id"], frames[0], about.perspective, rows, prompts)
-        most -= 1
-        yield RecordedLoop(case, frames, pairs)
+        found.append((row, about, rows, grid, pairs))
+    if not found:
+        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it has no clip"
+        raise EvaluationError(f"--loops {url}: none of {left_out.total()} clips is a loop: {why}")
+    return RecordedLoops(corpus, geometry, prompt, tuple(found))
 
 
 def grid_frames(video: bytes | Path, grid: Ints, geometry: Geometry) -> Frames:

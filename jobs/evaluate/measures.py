@@ -22,7 +22,7 @@ import torchmetrics.functional.image as image_metrics
 import torchvision  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from jobs.evaluate.stats import Floats
+from jobs.evaluate.stats import Floats, keyed
 from jobs.evaluate.world import EvaluationError, Frames
 
 MOST_DB = 60.0
@@ -230,6 +230,17 @@ def _unit(frames: Frames, device: str) -> Tensor:
 def _numbers(values: Tensor) -> Floats:
     found: npt.NDArray[np.float64] = values.detach().cpu().double().numpy()
     return found.reshape(-1)
+
+
+def check(measures: Sequence[Measure], height: int, width: int) -> None:
+    """Each measures one pair of a size, so that what cannot be measured is known before anything is played.
+
+    Raises EvaluationError where one fails or says no number."""
+    shape = (1, height, width, 3)
+    left, right = (keyed(0, "check", side).integers(0, 256, shape).astype(np.uint8) for side in "ab")
+    for measure in measures:
+        if not np.isfinite(found := measure.of(left, right)).all():
+            raise EvaluationError(f"{measure.name} of two pictures of {height}x{width} is {found[0]}")
 
 
 def plain(device: str = "cpu") -> Sequence[Measure]:

@@ -62,8 +62,8 @@ def _table(numbers: tuple[Number, ...]) -> str:
     arrow = {"higher": "&uarr;", "lower": "&darr;", "": ""}
     rows = "".join(
         f"<tr><td>{html.escape(n.part)}</td><td>{html.escape(n.measure)} {arrow[n.better]}</td>"
-        f"<td><b>{_number(n.value.mean)}</b></td><td class=interval>{_range(n.value)}</td>"
-        f"<td>{'' if n.chance is None else _number(n.chance)}</td>"
+        f"<td><b>{shown(n.value.mean)}</b></td><td class=interval>{_range(n.value)}</td>"
+        f"<td>{'' if n.chance is None else shown(n.chance)}</td>"
         f"<td>{n.value.n}</td><td>{n.value.groups}</td></tr>"
         for n in numbers
     )
@@ -129,11 +129,11 @@ def _cases(report: Report) -> str:
 
 
 def _cell(value: object) -> str:
-    return _number(value) if isinstance(value, float) else html.escape(str(value))
+    return shown(value) if isinstance(value, float) else html.escape(str(value))
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "not known"
+def shown(value: float, form: str = ".4g") -> str:
+    return f"{value:{form}}" if math.isfinite(value) else "not known"
 
 
 def _range(value: Interval) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,51 @@ Identity = Mapping[str, str | int | float]
 _SAMPLED = 1 << 20
 """Bytes of each end of a file that a fingerprint reads: training changes all of a file, a copy none of it."""
 
+_SHOWN = 80
+"""Characters of a value in a message."""
+
 
 def pin(store: Store, path: str, note: Mapping[str, Any]) -> None:
-    """Write a note, or compare it with the one that is there. Raises EvaluationError where they differ."""
-    plain: dict[str, Any] = loads(dumps(note))
+    """Write a note, or compare it with the one that is there. Raises EvaluationError where they differ.
+
+    To be called when all else was checked: a folder that is pinned to what cannot be run is lost.
+    """
+    if not check_pin(store, path, note):
+        store.write(path, dumps(loads(dumps(note))) + b"\n")
+
+
+def check_pin(store: Store, path: str, note: Mapping[str, Any]) -> bool:
+    """Is the note there. Raises EvaluationError where it is another one."""
     if not store.exists(path):
-        store.write(path, dumps(plain) + b"\n")
-        return
-    held = read_note(store, path)
-    for name in (*held, *plain):
-        if held.get(name) != plain.get(name):
-            raise EvaluationError(
-                f"{store.url}/{path}: {name} was {short(held.get(name))} and is now "
-                f"{short(plain.get(name))}: give another folder to --out"
+        return False
+    if differs := difference(read_note(store, path), loads(dumps(note))):
+        name, was, now = differs
+        raise EvaluationError(
+            f"{store.url}/{path}: {name} was {was} and is now {now}: give another folder to --out"
+        )
+    return True
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The first key, as `config.limits.most`, whose values are not the same, and both for a message."""
+    for name in dict.fromkeys((*one, *other)):
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            if inner := difference(a, b):
+                return f"{name}.{inner[0]}", *inner[1:]
+        elif a != b:
+            return name, *apart(
+                str(a) if name in one else "not given", str(b) if name in other else "not given"
             )
+    return None
+
+
+def apart(a: str, b: str) -> tuple[str, str]:
+    """Two texts, cut so that a message shows where they part."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
+    first = max(0, same - _SHOWN // 2) if max(len(a), len(b)) > _SHOWN else 0
+    left, right = (("..." if first else "") + text[first : first + _SHOWN] for text in (a, b))
+    return left, right
 
 
 def read_note(store: Store, path: str) -> dict[str, Any]:
@@ -42,11 +74,6 @@ def read_note(store: Store, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EvaluationError(f"{store.url}/{path} is damaged: give another folder to --out")
     return value
-
-
-def short(value: object) -> str:
-    """For a message."""
-    return "not given" if value is None else str(value)[:80]
 
 
 def fingerprint(folder: Path) -> str:

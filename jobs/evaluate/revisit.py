@@ -249,7 +249,8 @@ def _by_gap(part: str, own: Sequence[Scored], measure: str) -> Line:
     for low, high in pairwise(edges):
         values, names = [], []
         for one in own:
-            inside = (one.gaps >= low) & (one.gaps < high) & np.isfinite(one.scores[measure])
+            below = one.gaps <= high if high == edges[-1] else one.gaps < high
+            inside = (one.gaps >= low) & below & np.isfinite(one.scores[measure])
             if inside.any():
                 values.append(float(one.scores[measure][inside].mean()))
                 names.append(one.trajectory.start)

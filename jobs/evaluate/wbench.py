@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import av
-import av.error
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jobs.evaluate.pins import Identity, pin
+from jobs.evaluate.pins import Identity, check_pin, pin
 from jobs.evaluate.world import Case, EvaluationError, World
 from jobs.model import Tick, read_image
-from jobs.video import video_writer
+from jobs.video import is_whole, video_writer
 from pipeline.store import Store
 from schemas.action import PERSPECTIVE
 from schemas.caption import EventCategory, IntervalEvent, StructuredCaption, render
@@ -244,41 +242,40 @@ class PlayWith:
     part: tuple[int, int] = (0, 1)
 
 
-def play(world: World, cases: Sequence[WBenchCase], out: Path, how: PlayWith, tick: Tick) -> Played:
+def play(
+    world: World,
+    cases: Sequence[WBenchCase],
+    out: Path,
+    how: PlayWith,
+    tick: Tick,
+    check: Callable[[Sequence[Case]], None] = lambda cases: None,
+) -> Played:
     """Write `out`/turns.json and a video of every case of this part into `out`/videos.
 
     A whole video that is there is kept; one that has not all its frames is made anew. A video stands under
-    its name only when it is whole. Raises EvaluationError where the folder holds videos made otherwise.
+    its name only when it is whole. check: called with what is to be played, before the folder is pinned to
+    this world. Raises EvaluationError where the folder holds videos made otherwise.
     """
     store = Store(str(out))
     note = {"world": world.name, "seed": how.seed, "yaw": how.yaw, "pitch": how.pitch, **how.identity}
+    check_pin(store, "made.json", note)
+    videos = out / "videos"
+    k, n = how.part
+    mine, made = cases[k::n], 0
+    paths = {case.name: videos / f"case_{case.name}_combined.mp4" for case in mine}
+    lacking = {case.name for case in mine if not is_whole(paths[case.name], case.turn_frames[-1])}
+    check([case.case(how.yaw, how.pitch) for case in mine if case.name in lacking])
     pin(store, "made.json", note)
     turns = {case.name: {"turn_frames": case.turn_frames} for case in cases}
     store.write("turns.json", dumps({"fps": GRID_RATE, "cases": turns}) + b"\n")
-    videos = out / "videos"
     videos.mkdir(exist_ok=True)
-    k, n = how.part
-    mine, made = cases[k::n], 0
     for done, case in enumerate(mine):
         tick(f"case {case.name}", done, len(mine))
-        path = videos / f"case_{case.name}_combined.mp4"
-        if not _whole(path, case.turn_frames[-1]):
-            with video_writer(path) as write:
+        if case.name in lacking:
+            with video_writer(paths[case.name]) as write:
                 for frames in world.play(case.case(how.yaw, how.pitch), how.seed):
                     for rgb in frames:
                         write(rgb)
             made += 1
     tick("done", len(mine), len(mine))
     return Played(videos, made, len(mine) - made)
-
-
-def _whole(path: Path, frames: int) -> bool:
-    """Does a video have so many packets."""
-    if not path.exists():
-        return False
-    container: Any
-    try:
-        with av.open(str(path)) as container:
-            return bool(sum(packet.size > 0 for packet in container.demux(video=0)) == frames)
-    except (av.error.FFmpegError, IndexError):  # no video, or one cut off
-        return False

@@ -6,6 +6,7 @@ built by hand for the controls are others.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from jobs.model import Opening, OpenModel, Tick
 from schemas.action import AXES, PERSPECTIVE
 from schemas.clip import Perspective
 from schemas.errors import UserError
-from schemas.timeline import LATENTS_PER_CHUNK
+from schemas.timeline import FRAMES_PER_LATENT, LATENTS_PER_CHUNK
 from trainer.codec.base import to_rgb
 from trainer.rollout import Rollout
 
@@ -40,7 +41,8 @@ class Case:
     """One video to be made.
 
     image: uint8 [H, W, 3], the start. rows: float32 [T, 6], T whole chunks, row 0 idle. prompts: a text a
-    chunk. Raises ValueError where they do not fit each other.
+    chunk. noise: what a model's noise is keyed by beside the seed, its name if not given; cases that are to
+    differ in their rows alone share one. Raises ValueError where they do not fit each other.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Case:
     perspective: Perspective
     rows: Rows
     prompts: tuple[str, ...]
+    noise: str = ""
 
     def __post_init__(self) -> None:
         latents = len(self.rows)
@@ -64,6 +67,16 @@ class Case:
     @property
     def chunks(self) -> int:
         return len(self.prompts)
+
+    @property
+    def frames(self) -> int:
+        return FRAMES_PER_LATENT * (len(self.rows) - 1) + 1
+
+    @property
+    def position(self) -> int:
+        """A number of 63 bits that stands for `noise`, the same in every process."""
+        digest = hashlib.sha256((self.noise or self.name).encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
 
     def under(self, rows: Rows) -> Case:
         """The same start under other rows, as long; its first prompt if they are not."""
@@ -85,7 +98,8 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class ModelWorld:
-    """A trained model at play."""
+    """A trained model at play. Noise depends on the case and the seed, so that an interval over cases has the
+    scatter of the noise in it; two models get the same."""
 
     name: str
     model: OpenModel
@@ -103,7 +117,8 @@ class ModelWorld:
 
     def play(self, case: Case, seed: int) -> Iterator[Frames]:
         model = self.model
-        scene = model.scene(case.image, np.ascontiguousarray(case.rows), case.prompts, case.name)
+        rows = np.ascontiguousarray(case.rows)
+        scene = model.scene(case.image, rows, case.prompts, case.name, (case.position,))
         settings = replace(model.settings, seed=seed)
         for chunk in Rollout(model.preset, self.experts, model.codec, scene, settings).chunks():
             yield np.asarray(to_rgb(chunk.pixels.cpu()).numpy(), np.uint8)

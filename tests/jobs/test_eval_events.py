@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ from jobs.evaluate.events import (
 from jobs.evaluate.judge import JudgeConfig, drawn_films
 from jobs.evaluate.judge_prompt import PROMPT_SHA256, prompt_sha256
 from jobs.evaluate.page import write
-from jobs.evaluate.world import EvaluationError
+from jobs.evaluate.world import Case, EvaluationError
+from jobs.video import video_writer
 from pipeline.caption.client import EndpointConfig, EndpointError
 from pipeline.caption.frames import Limits
 from pipeline.frames import frame_pass
@@ -272,7 +274,7 @@ def test_a_folder_of_another_prompt_world_or_set_is_refused(
     other = event_set(tmp_path / "set2", 2, expected="A light goes out.")
     with pytest.raises(EvaluationError, match="cases_sha256 was"):
         make_videos(Painted(), other, tmp_path, WITH, lambda *_: None)
-    with pytest.raises(EvaluationError, match=r"judged\.json: config was"):
+    with pytest.raises(EvaluationError, match=r"judged\.json: config.attempts was 4 and is now 2"):
         judged(cases, tmp_path, {}, JudgeConfig(attempts=2))
     monkeypatch.setattr(judge_prompt, "QUESTION", judge_prompt.QUESTION + " Be kind.")
     with pytest.raises(EvaluationError, match=f"judged.json: prompt_sha256 was {PROMPT_SHA256}"):
@@ -435,3 +437,30 @@ def test_the_command_judges_videos_that_are_there_and_says_what_it_could_not_jud
     (tmp_path / "made/videos/case1.mp4").unlink()
     assert wp2_eval(*call) == (1, f"{tmp_path}/made/videos lacks 1 videos, case1.mp4 for one")
     assert "give WEIGHTS" in wp2_eval(*call[:5])[1]
+
+
+def test_a_kept_video_that_cannot_be_read_or_is_too_short_is_made_again(tmp_path: Path) -> None:
+    cases = event_set(tmp_path / "set", 3)
+    make_videos(Painted(), cases, tmp_path, WITH, lambda *_: None)
+    videos = tmp_path / "videos"
+    (videos / "case0.mp4").write_bytes((videos / "case0.mp4").read_bytes()[:2000])
+    with video_writer(videos / "case1.mp4") as write_frame:
+        write_frame(np.zeros((64, 128, 3), np.uint8))
+    assert make_videos(Painted(), cases, tmp_path, WITH, lambda *_: None) == 2
+    assert len(frame_pass(videos / "case1.mp4")) == 4 * 40 - 3
+
+
+def test_a_folder_is_pinned_only_when_all_was_checked(tmp_path: Path) -> None:
+    cases = event_set(tmp_path / "set", 2)
+
+    def check(lacking: Sequence[Case]) -> None:
+        assert [case.name for case in lacking] == ["case0", "case1"]
+        raise EvaluationError("no such codec")
+
+    with pytest.raises(EvaluationError, match="no such codec"):
+        make_videos(Painted(), cases, tmp_path, WITH, lambda *_: None, check)
+    identity = {"codec": "wan:" + 90 * "a" + "1"}
+    make_videos(Painted(), cases, tmp_path, replace(WITH, identity=identity), lambda *_: None)
+    identity = {"codec": "wan:" + 90 * "a" + "2"}
+    with pytest.raises(EvaluationError, match=r"identity.codec was \.\.\.a+1 and is now \.\.\.a+2: give"):
+        make_videos(Painted(), cases, tmp_path, replace(WITH, identity=identity), lambda *_: None)

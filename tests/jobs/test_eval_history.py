@@ -153,3 +153,9 @@ def test_held_out_clips_of_a_corpus_are_read_and_become_a_page(tmp_path: Path) -
     with pytest.raises(EvaluationError, match="no two of 3 clips have 88 latents"):
         long = HistoryOptions(histories=(20,))
         measure.measure(models, PRESET, stage, table, corpus.read, long, torch.device("cpu"))
+
+
+def test_a_loss_that_is_no_number_ends_the_measure_by_name() -> None:
+    broken = ByHand(lambda inputs: by_hand(inputs) * (torch.nan if inputs.sigma.max() > 0.95 else 1.0))
+    with pytest.raises(EvaluationError, match=r"clip clip0, expert high, sigma .*, own: the loss is nan"):
+        readings(STAGES["2b"], broken)

@@ -28,7 +28,7 @@ from jobs.evaluate.loops import (
     recorded_loops,
     same_views,
 )
-from jobs.evaluate.measures import Lpips, Met3r, Psnr, Ssim, plain
+from jobs.evaluate.measures import Lpips, Met3r, Psnr, Ssim, check, plain
 from jobs.evaluate.page import write
 from jobs.evaluate.report import Report
 from jobs.evaluate.revisit import ALL, CEILING, FAR, PLAYED, Protocol, compared
@@ -196,6 +196,35 @@ def test_a_camera_that_stands_still_or_never_returns_has_no_pairs(footage: Path)
     assert len(same_views(*still)) == 0
     rotation, place = truth_poses(footage, "nonloop01_oneway_drop_e1m1")
     assert len(same_views(rotation[::2], place[::2])) < FEWEST
+
+
+def test_a_corpus_without_a_loop_says_how_many_clips_and_why(footage: Path, tmp_path: Path) -> None:
+    made = sample("oneway", footage / "nonloop01_oneway_drop_e1m1.mp4", 0)
+    corpus = open_corpus(str(tmp_path / "corpus"), create=True)
+    put(corpus, PARTITION, [made], CONFIG)
+    write_root(corpus)
+    with pytest.raises(EvaluationError, match="none of 1 clips is a loop: 1 without poses of the game"):
+        recorded_loops(str(tmp_path / "corpus"), SIZE, 5)
+
+
+def test_the_pair_that_is_furthest_apart_is_in_the_last_bin() -> None:
+    (one,) = TEN.trajectories(starts(1))[:1]
+    pairs = Pairs(np.array([0, 0]), np.array([32, 64]))  # 2 and 4 seconds apart
+    found = revisit.Scored(replace(one, pairs=pairs), {"psnr": np.array([10.0, 30.0])})
+    assert revisit._by_gap("part", [found], "psnr").y[-1].mean == 20.0
+
+
+@pytest.mark.parametrize("size", [(64, 128), (8, 8)])
+def test_a_measure_is_tried_on_the_size_before_anything_is_played(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    save_features(torchvision.models.alexnet, tmp_path / "alex.pt")
+    measures = [*plain(), Lpips(tmp_path / "alex.pt")]
+    if min(size) >= 63:
+        check(measures, *size)
+        return
+    with pytest.raises(EvaluationError, match="8x8"):
+        check(measures, *size)
 
 
 # --- worlds whose memory is known -------------------------------------------------------------------------
@@ -369,7 +398,7 @@ def test_a_report_is_one_page_and_its_numbers(tmp_path: Path) -> None:
     report = measured(Panorama(Memory.ZEROED), tmp_path, replace(TEN, ten=2, films=1))
     page = write(report, tmp_path).read_text()
     assert page.count("<svg") == 2 and page.count("data:video/mp4;base64,") == 1
-    assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+    assert "://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     ).replace("https://matplotlib.org", "")
     numbers = json.loads((tmp_path / "numbers.json").read_text())

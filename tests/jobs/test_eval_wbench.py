@@ -20,6 +20,7 @@ from jobs.evaluate.world import Case, EvaluationError, Frames, ModelWorld
 from pipeline.frames import frame_pass
 from schemas.action import AXES
 from schemas.clip import Perspective
+from schemas.errors import UserError
 from schemas.rollout import Command
 from tests.trainer.model_support import noisy_expert
 from tests.trainer.tiny_codecs import fitted
@@ -210,6 +211,10 @@ def test_the_command_plays_cases_with_a_model_and_reads_no_weights_where_all_is_
     )
     call = ["wbench", tmp_path / "fast", "--data", data, "--codec", f"linear:{tmp_path / 'codec.json'}"]
     call += ["--out", tmp_path / "work_dirs/fast"]
+    wrong = [*call, "--codec", f"linear:{data / 'cases/case_1.json'}"]
+    with pytest.raises(UserError, match="is no fitted codec"):
+        CliRunner().invoke(evaluate, [str(a) for a in wrong], catch_exceptions=False)
+    assert not (tmp_path / "work_dirs/fast/made.json").exists(), "pinned to what cannot be run"
     done = CliRunner().invoke(evaluate, [str(a) for a in call], catch_exceptions=False)
     assert "1 navigation cases of 2" in done.output and "1 videos made, 0 were there" in done.output
     video = tmp_path / "work_dirs/fast/videos/case_1_combined.mp4"

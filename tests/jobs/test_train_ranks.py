@@ -22,10 +22,10 @@ from trainer.run_folder import RunFolder
 STEPS = 6
 
 
-def start(corpus: str, run: Path, config: Path, stage: str) -> subprocess.Popen[bytes]:
+def start(corpus: str, run: Path, config: Path, stage: str, steps: int = STEPS) -> subprocess.Popen[bytes]:
     """Two ranks in a session of their own."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = ["-m", "jobs", "train", corpus, "--out", str(run), "--stages", stage, "--steps", str(STEPS)]
+    command = ["-m", "jobs", "train", corpus, "--out", str(run), "--stages", stage, "--steps", str(steps)]
     more = ["--config", str(config), "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     log = (run.parent / "log.txt").open("ab")

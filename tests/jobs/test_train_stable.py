@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -10,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 import jobs.train as train_module
 from jobs.train import Options, Told, train
-from jobs.train_config import LookConfig, TrainConfig, TrainError
+from jobs.train_config import LookConfig, TrainConfig, TrainError, plain
+from tests.jobs.test_train_ranks import kill_once_saved, start
 from tests.jobs.train_corpus import write_corpus
 from trainer.checkpoint import list_steps, read_saved
 from trainer.curriculum import Law, StableConfig, curriculum
@@ -84,10 +88,7 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("stage", ["4", "5"])
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
-    corpus: str, run: Path, tmp_path: Path, stage: str
-) -> None:
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(corpus: str, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(settings(), Options(corpus, out, "3", steps=2), quiet())
     stops: list[str] = []
@@ -98,16 +99,44 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
 
     for _ in range(6):  # every step of stages 4 and 5 is a run of its own
         try:
-            train(settings(), Options(corpus, out, f"4-{stage}", steps=2), quiet(ask))
+            train(settings(), Options(corpus, out, "4-5", steps=2), quiet(ask))
         except Stopped:
             continue
         break
-    assert len(stops) >= (4 if stage == "4" else 6)
-    for expert in EXPERTS:
+    assert len(stops) >= 6
+    for stage, expert in itertools.product(("4", "5"), EXPERTS):
         whole, parts = tensors(run, stage, expert), tensors(out, stage, expert)
         assert whole.keys() == parts.keys()
         different = [n for n in whole if not torch.equal(whole[n], parts[n])]
         assert not different, different[:3]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", ["4", "5"])
+def test_two_ranks_killed_and_started_anew_train_what_one_process_does(
+    corpus: str, run: Path, tmp_path: Path, stage: str
+) -> None:
+    config, file = settings(), tmp_path / "train.yaml"
+    file.write_text(yaml.safe_dump(plain(config)))
+    runs = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        runs.append(_from(run, tmp_path / name, ("3",) if stage == "4" else ("3", "4")))
+    one, two = runs
+    train(config, Options(corpus, one, stage, steps=4, device="cpu"), quiet())
+    experts = EXPERTS if stage == "4" else ("low",)
+    for expert in experts:
+        latest = RunFolder(two).checkpoints(stage, expert) / "latest"
+        kill_once_saved(start(corpus, two, file, stage, 4), latest)
+    ended = start(corpus, two, file, stage, 4)
+    assert ended.wait(240) == 0, (two.parent / "log.txt").read_text()[-3000:]
+    where = [f"{stage}/{e}" for e in EXPERTS] if stage == "4" else [stage]
+    names = ("loss", "grad_norm") if stage == "4" else ("before", "after", "real", "critic", "left_out")
+    for folder in where:
+        alike = [read_rows(at / folder / "metrics.jsonl") for at in (one, two)]
+        assert [row["step"] for row in alike[1]] == [0, 1, 2, 3]
+        for a, b in zip(*alike, strict=True):
+            assert [b[n] for n in names] == pytest.approx([a[n] for n in names], rel=1e-4, abs=1e-6)
 
 
 def test_a_step_moves_both_students_and_their_fake_scores_and_is_told(run: Path) -> None:
@@ -193,19 +222,39 @@ def test_another_schedule_than_that_of_the_heads_is_refused(
         train(settings(), Options(corpus, out, "5", steps=1), quiet())
 
 
+def test_how_passes_cut_a_step_changes_nothing(corpus: str, run: Path, tmp_path: Path) -> None:
+    out = _from(run, tmp_path)
+    stages = tuple(replace(s, micro=2) for s in settings().stages)
+    train(settings(stages=stages), Options(corpus, out, "5", steps=2), quiet())
+    apart, together = (read_rows(at / "5" / "metrics.jsonl") for at in (run, out))
+    for a, b in zip(apart, together, strict=True):
+        names = ("before", "after", "real", "critic")
+        assert [b[n] for n in names] == pytest.approx([a[n] for n in names], rel=1e-5)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3, abs=1e-7)
+
+
+def test_a_folder_that_is_being_trained_is_refused(corpus: str, run: Path, tmp_path: Path) -> None:
+    out = _from(run, tmp_path)
+    (out / "5").mkdir()
+    with (out / "5" / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(TrainError, match="is being trained by another run"):
+            train(settings(), Options(corpus, out, "5", steps=1), quiet())
+
+
 def test_stage_5_needs_all_experts(corpus: str, run: Path, tmp_path: Path) -> None:
     out = _from(run, tmp_path)
     with pytest.raises(TrainError, match="rolls out with all experts"):
         train(settings(), Options(corpus, out, "5", experts=("low",), steps=1), quiet())
 
 
-def _from(run: Path, tmp_path: Path) -> Path:
-    """A run that has finished stages 3 and 4."""
+def _from(run: Path, tmp_path: Path, finished: tuple[str, ...] = ("3", "4")) -> Path:
+    """A run that has finished these stages."""
     out = tmp_path / "run"
     out.mkdir()
-    for stage in ("3", "4"):
+    for stage in finished:
         (out / stage).symlink_to(run / stage)
     known = RunFolder(run).read()
-    known["stages"] = {name: known["stages"][name] for name in ("3", "4")}
+    known["stages"] = {name: known["stages"][name] for name in finished}
     train_module.write_json(out / "run.json", known)
     return out

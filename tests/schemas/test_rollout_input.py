@@ -161,7 +161,7 @@ def test_a_wrong_prompt_event_is_named_with_its_place(text: str, says: str) -> N
         ({"prompt": "a\u202eb"}, "unicode: U\\+202E"),
         ({"output_name": "../up"}, "output_name: '../up' is no plain file name"),
         ({"output_name": ".hidden"}, "no plain file name"),
-        ({"image_path": "my door.png"}, "output_name: '0000_my door' is no plain file name"),
+        ({"image_path": "my door.png"}, "as image_path makes it: give output_name"),
     ],
 )
 def test_a_wrong_entry_is_named_with_its_place(changes: dict[str, Any], says: str) -> None:
@@ -178,9 +178,19 @@ def test_a_wrong_entry_is_named_with_its_place(changes: dict[str, Any], says: st
         ("[3]", "entry 0 is no object"),
         ('[{"action": "w-4", "action": "s-4"}]', "key 'action' is given twice"),
         ("[{]", "at character 2"),
-        (json.dumps([ENTRY | {"output_name": "x"}] * 2), "entry 1: output_name 'x' is that of entry 0"),
+        (
+            json.dumps([ENTRY | {"output_name": "x"}] * 2),
+            "entry 1: output_name 'x' makes x.mp4, as entry 0 does",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused(data: str, says: str) -> None:
     with pytest.raises(RolloutError, match=says):
         parse_inputs(data, "input.json")
+
+
+def test_two_videos_never_share_a_file() -> None:
+    """NAME.actions.mp4 of one would be NAME.mp4 of the other."""
+    entries = [ENTRY | {"output_name": name} for name in ("a.actions", "a")]
+    with pytest.raises(RolloutError, match=r"entry 1: output_name 'a' makes a.actions.mp4, as entry 0 does"):
+        parse_inputs(json.dumps(entries), "input.json")

@@ -19,7 +19,7 @@ from trainer.model.kvcache import HorizonError, RawText
 from trainer.model.layout import chunk_prompts, teacher_forced
 from trainer.model.pdd_head import VelocityHead, bank_from_velocity, compact_from_bank
 from trainer.model.wan import History, Inputs, Outputs, WanModel, make_plan
-from trainer.rollout import Chunk, Condition, Rollout, Scene, SceneError, Settings
+from trainer.rollout import Chunk, Condition, NotFinite, Rollout, Scene, SceneError, Settings
 from trainer.sampler import ManySteps
 from trainer.schedule import PddSchedule
 
@@ -292,3 +292,20 @@ def test_a_video_beyond_the_horizon_of_released_weights_is_refused_at_once(codec
     with pytest.raises(HorizonError, match="12 latents, but these weights place at most 8"):
         Rollout(PRESET, limited, codec, scene(3), QUICK)
     assert len(play(limited, codec, scene(2))) == 2
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("head.head.weight", 0), ("memory", 1)])
+def test_the_first_chunk_that_is_not_finite_ends_the_video_and_names_its_expert(
+    codec: Codec, name: str, chunk: int
+) -> None:
+    experts = {expert: noisy_expert(expert) for expert in ("high", "low")}
+    spoilt = next(p for n, p in experts["low"].named_parameters() if n.startswith(name))
+    with torch.no_grad():
+        spoilt.view(-1)[0] = torch.nan
+    made, given = [], replace(scene(3), name="door-007")
+    with pytest.raises(
+        NotFinite, match=f"^chunk {chunk} of video door-007: predictions of expert low are not"
+    ):
+        for one in Rollout(PRESET, experts, codec, given, PLAIN).chunks():
+            made.append(one)
+    assert len(made) == chunk

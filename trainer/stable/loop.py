@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -335,14 +335,13 @@ class _Run:
             return self._step(step, scenes)
 
     def _step(self, step: int, scenes: Sequence[Scene]) -> tuple[StableRecord, Mapping[Rule, str]]:
-        """One rollout at a time: played, scored, replayed, and shown to the fake score. Then the student
-        moves, unless it must wait."""
+        """One rollout at a time is played, scored and replayed; then the fake score sees all of them, and the
+        student moves, unless it must wait. So nothing depends on how ranks and passes cut the step."""
         task, roles, seed = self.task, self.roles, self.task.seed
         self.mesh.meet(f"step {step}")
         waited, spent, looked = self.waits, _Clock(), list[Pictures]()
         scored: list[Scored] = []
-        losses: list[float] = []
-        probes = (0.0, 0.0, 0.0)
+        seen: list[Played] = []
         for place, scene in enumerate(scenes):
             played = play(
                 task.preset, self.student_read, task.codec, scene, task.schedule, seed, step, looked.append
@@ -350,35 +349,32 @@ class _Run:
             spent.add("rollout")
             found = score(task.preset, roles.real, self.fake_read, played, self.config, seed, step)
             scored += found
-            if place == 0:
-                probes = (
-                    self._probe(self.fake_read, played, step),
-                    0.0,
-                    self._probe(roles.real, played, step),
-                )
             spent.add("score")
             if not waited:
                 self._replay(step, played, found, len(scenes), last=place == len(scenes) - 1)
+            seen.append(replace(played, caches={}))  # what is left is small
             spent.add("replay")
-            losses += self._critic(step, place, played)
-            if place == 0:
-                probes = (probes[0], self._probe(self.fake_read, played, step), probes[2])
-            spent.add("critic")
+        before, real = self._probe(self.fake_read, seen, step), self._probe(roles.real, seen, step)
+        critic = self._critic(step, seen)
+        after = self._probe(self.fake_read, seen, step)
+        spent.add("critic")
         norms = {} if waited else self._move(step)
         spent.add("replay")
         pictures = self._mean_pictures(looked)
         clips, left_out = self._counts(scored)
-        verdict = self.watch.read(Reading(*probes, clips, left_out, pictures))
+        verdict = self.watch.read(Reading(before, after, real, clips, left_out, pictures))
         self.waits = bool(verdict.paused)
         record = StableRecord(
             task.stage.name,
             step,
-            played.chunks,
+            seen[0].chunks,
             left_out,
             waited,
-            _by_level(scored),
-            math.fsum(losses) / max(1, len(losses)),
-            *probes,
+            self._by_level(scored),
+            critic,
+            before,
+            after,
+            real,
             norms,
             learning_rate(task.stage.optim, step, task.stage.steps),
             pictures.motion,
@@ -419,36 +415,49 @@ class _Run:
             state.ema.update(state.model, step)
         return norms
 
-    def _critic(self, step: int, place: int, played: Played) -> list[float]:
-        """Several updates of the fake score on clips of one rollout. Returns their losses."""
+    def _critic(self, step: int, rollouts: Sequence[Played]) -> float:
+        """Several updates of the fake score, each on one clip of every rollout. Returns their mean loss."""
         config, preset, seed, losses = self.config, self.task.preset, self.task.seed, []
         active = self.active(step)
         only = active[0] if len(active) == 1 else None
         for k in range(config.critic_steps):
-            key = (step, place, k)
-            draw = torch.randint(clips_of(played, preset), (), generator=keyed(seed, *key, "critic-clip"))
-            sigma = draw_level(preset, config, only, seed, *key, "critic-level")
+            draw = torch.randint(
+                clips_of(rollouts[0], preset), (), generator=keyed(seed, step, k, "critic-clip")
+            )
+            sigma = draw_level(preset, config, only, seed, step, k, "critic-level")
             state, model = self.fake[preset.expert(sigma)], self.roles.fake[preset.expert(sigma)]
-            accumulate(model, self.task.parallel, last=True)
-            batch = clip_batch(played, preset, int(draw))
-            loss = critic_loss(model, preset, batch, sigma, seed, *key, "critic").mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            total = torch.zeros((), device=self.mesh.device)
+            for place, played in enumerate(rollouts):
+                accumulate(model, self.task.parallel, last=place == len(rollouts) - 1)
+                batch = clip_batch(played, preset, int(draw))
+                loss = critic_loss(model, preset, batch, sigma, seed, step, k, "critic").mean()
+                (loss / len(rollouts)).backward()  # type: ignore[no-untyped-call]
+                total += loss.detach() / len(rollouts)
             clip_gradients(state.model, self.task.stage.optim.clip)
             state.optimizer.step()
             state.optimizer.zero_grad(set_to_none=True)
-            losses.append(float(self.mesh.mean(loss.detach())))
-        return losses
+            losses.append(float(self.mesh.mean(total)))
+        return math.fsum(losses) / max(1, len(losses))
 
     @torch.no_grad()
-    def _probe(self, models: Mapping[str, Network], played: Played, step: int) -> float:
-        """Loss of a score on the last clip of a rollout, at fixed levels and the noise of the step."""
-        preset = self.task.preset
-        batch: Batch = clip_batch(played, preset, clips_of(played, preset) - 1)
-        total = torch.zeros((), device=self.mesh.device)
-        for sigma in PROBES:
-            model = models[preset.expert(sigma)]
-            total += critic_loss(model, preset, batch, sigma, self.task.seed, step, "probe").mean()
-        return float(self.mesh.mean(total / len(PROBES)))
+    def _probe(self, models: Mapping[str, Network], rollouts: Sequence[Played], step: int) -> float:
+        """Loss of a score on the last clip of every rollout, at fixed levels and the noise of the step."""
+        preset, total = self.task.preset, torch.zeros((), device=self.mesh.device)
+        for played in rollouts:
+            batch: Batch = clip_batch(played, preset, clips_of(played, preset) - 1)
+            for sigma in PROBES:
+                model = models[preset.expert(sigma)]
+                total += critic_loss(model, preset, batch, sigma, self.task.seed, step, "probe").mean()
+        return float(self.mesh.mean(total / len(PROBES) / len(rollouts)))
+
+    def _by_level(self, scored: Sequence[Scored]) -> dict[str, float]:
+        """Mean |g| by noise level, in quarters of [0, 1], over all ranks, whose clips have the same levels."""
+        sizes = self.mesh.mean(torch.stack([one.size.mean() for one in scored])).tolist()
+        found: dict[str, list[float]] = {}
+        for one, size in zip(scored, sizes):
+            low = min(3, int(4 * one.sigma)) / 4
+            found.setdefault(f"{low:g}-{low + 0.25:g}", []).append(size)
+        return {name: math.fsum(values) / len(values) for name, values in sorted(found.items())}
 
     def _mean_pictures(self, pictures: list[Pictures]) -> Pictures:
         """Over the rollouts of a step on all ranks, so that all judge alike."""
@@ -470,12 +479,3 @@ def _copy(trained: nn.Module, reader: nn.Module) -> None:
     wanted = named_parameters(reader)
     for name, parameter in named_parameters(trained).items():
         local(wanted[name]).copy_(local(parameter))
-
-
-def _by_level(scored: list[Scored]) -> dict[str, float]:
-    """Mean |g| by noise level, in quarters of [0, 1]."""
-    found: dict[str, list[float]] = {}
-    for one in scored:
-        low = min(3, int(4 * one.sigma)) / 4
-        found.setdefault(f"{low:g}-{low + 0.25:g}", []).append(float(one.size.mean()))
-    return {name: math.fsum(values) / len(values) for name, values in sorted(found.items())}
