@@ -1,5 +1,18 @@
 """`python -m jobs` is `wp2`."""
 
-from jobs.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Entry point. Ctrl-C while modules load, which takes seconds, ends without a traceback."""
+    try:
+        from jobs.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

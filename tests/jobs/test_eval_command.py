@@ -64,7 +64,7 @@ def test_revisit_and_drift_write_their_page_and_numbers(given: Path) -> None:
     assert [case["case"] for case in numbers["cases"]] == ["s0-000"]
     told = numbers["settings"]
     assert told["codec_identity"] and numbers["cases"][0]["pairs"] == 156
-    assert told["prompts"] == {"s0": PROMPT} and told["perspectives"] == {"s0": "first"}
+    assert told["prompts"] == {"s0": PROMPT} and told["perspectives"] == {"s0": "fps"}
     assert len(told["weights_sha256"]) == 64 and told["wp2"]
     assert (given / "revisit" / "s0-000.mp4").stat().st_size > 1000
     wp2(given, "drift", *quick("--trajectories", "2", "--latents", "8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import itertools
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -18,6 +20,8 @@ from torch import Tensor
 import jobs.train as train_module
 from jobs.train import Options, Told, train
 from jobs.train_config import LookConfig, TrainConfig, TrainError, plain
+from jobs.train_data import TrainingData
+from jobs.train_stable import Scenes
 from tests.jobs.test_train_ranks import kill_once_saved, start
 from tests.jobs.train_corpus import write_corpus
 from trainer.checkpoint import list_steps, read_saved
@@ -184,11 +188,20 @@ def test_in_turns_a_step_trains_one_expert(corpus: str, run: Path, tmp_path: Pat
 PATCH = "patch_embedding.weight"
 
 
-def test_rows_of_the_same_game_extend_a_rollout(corpus: str, run: Path, tmp_path: Path) -> None:
-    out = _from(run, tmp_path)
-    train(settings(replace(STABLE, law=Law.JOINED)), Options(corpus, out, "5", steps=1), quiet())
-    joined, back = (read_rows(at / "5" / "metrics.jsonl")[0] for at in (out, run))
-    assert joined["motion"][:10] == back["motion"][:10] and joined["motion"] != back["motion"]
+@pytest.mark.parametrize("law", list(Law))
+def test_recorded_rows_are_extended_by_the_named_law(corpus: str, law: Law) -> None:
+    config = settings(replace(STABLE, law=law))
+    stage = config.stages[-1]
+    data = TrainingData.open(corpus, config.data, config.sizes)
+    plan = data.plan(stage, config.sizes, 0, 1)
+    scenes = Scenes(plan, data.corpus, data.train, stage, config.sizes, 0, slice(0, 2))
+    scene = scenes.at(0)[0]
+    assert scene.actions.shape == (1, 64, 6) and len(scene.prompts) == 16
+    row = plan.batch(0)[0].row
+    own = np.load(io.BytesIO(bytes(data.corpus.read(row, ("annotations",))["annotations"]["actions.npy"])))
+    rows = scene.actions[0].numpy()
+    assert np.array_equal(rows[:48], own)
+    assert np.allclose(rows[48:, 1], -own[:31:-1, 1]) is (law is Law.OUT_AND_BACK)
 
 
 def test_a_low_rank_fake_score_is_trained_and_alone_kept(corpus: str, run: Path, tmp_path: Path) -> None:
