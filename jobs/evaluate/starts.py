@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import av.error
 import numpy as np
 import numpy.typing as npt
 from av.video.reformatter import VideoReformatter
@@ -108,7 +109,10 @@ def _of_corpus(url: str, options: StartOptions) -> Iterator[Start]:
             continue
         found = True
         about = Annotation.model_validate_json(read_sample(corpus, row["annotations"])["json"])
-        image = first_frame(read_sample(corpus, row["media"])["mp4"])
+        try:
+            image = first_frame(read_sample(corpus, row["media"])["mp4"])
+        except (av.error.FFmpegError, IndexError, StopIteration):  # no video, or one without a frame
+            raise EvaluationError(f"{url}: clip {row['sample_id']} has no frame that can be read") from None
         prompt = render(about.caption, about.perspective, 0) or options.prompt
         if not prompt:
             raise EvaluationError(

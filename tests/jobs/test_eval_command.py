@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import jobs.commands.evaluate_history  # noqa: F401
 from jobs.commands.evaluate import evaluate
 from jobs.evaluate.starts import StartOptions, read_starts
 from jobs.evaluate.world import Case, ModelWorld, whole
@@ -157,3 +158,9 @@ def test_noise_belongs_to_the_case(given: Path) -> None:
     other = whole(world.play(replace(case, name="b"), 0))
     shared = whole(world.play(replace(case, name="b", noise="a"), 0))
     assert (first == again).all() and (first == shared).all() and (first != other).any()
+
+
+def test_history_of_one_expert_asks_for_the_folder_of_both(given: Path) -> None:
+    asked = ["history", str(given / "weights/high_noise_model"), "nowhere", "--out", str(given / "h")]
+    with pytest.raises(UserError, match="is one expert of 2: give the folder"):
+        CliRunner().invoke(evaluate, asked, catch_exceptions=False)

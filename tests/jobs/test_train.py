@@ -213,7 +213,7 @@ def test_settings_are_read_strictly_and_shown_as_they_are_read(tmp_path: Path) -
     for text, said in {
         "stages: {2a: {bacth: 4}}": "unknown key 'stages.2a.bacth'; did you mean 'batch'?",
         "stages: {7: {batch: 4}}": "unknown key 'stages.7'",
-        "stages: {1: {batch: 3, micro: 2}}": "stage 1: 3 samples do not split by 2",
+        "stages: {1: {batch: 3, micro: 2}}": "a batch of 3 does not split into passes of micro 2",
         "stages: {1: {steps: many}}": "stages.1.steps: Input should be a valid integer",
         "parallel: {precision: float8}": "parallel.precision: Input should be",
         "preset: huge": "no preset 'huge'",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -35,13 +36,19 @@ def start(corpus: str, run: Path, config: Path, stage: str, steps: int = STEPS) 
 
 
 def kill_once_saved(process: subprocess.Popen[bytes], latest: Path) -> None:
-    """SIGKILL the whole group as soon as a checkpoint is complete."""
+    """SIGKILL torchrun and both ranks, which it starts in sessions of their own, as soon as a checkpoint is
+    complete."""
     until = time.monotonic() + 240
     while not latest.is_file():
         assert process.poll() is None and time.monotonic() < until, "ended before its first checkpoint"
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    parent = psutil.Process(process.pid)
+    every = [parent, *parent.children(recursive=True)]
+    for one in every:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
     process.wait()
+    psutil.wait_procs(every, timeout=30)
 
 
 @pytest.mark.parametrize(

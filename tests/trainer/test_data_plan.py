@@ -112,7 +112,7 @@ def test_a_history_never_reaches_beyond_known_actions_and_short_clips_are_left_o
     samples = table(60)
     known = np.where(np.arange(60) % 3 == 0, 12, np.where(np.arange(60) % 3 == 1, 25, 160))
     samples = replace(samples, actions_known=known)
-    chosen = stage("3", events=0.0)
+    chosen = stage("3", events=0.0, histories=(0, 1, 2, 4, 6))
     plan = Plan(samples, chosen, SMALL, 0)
     longest: dict[int, int] = {}
     for d in drawn(plan, range(200)):
