@@ -35,7 +35,8 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # how typer answers Ctrl-C
-            complain("stopped; the same command goes on from here")
+            how = "starts anew" if _anew(sys.argv[1:]) else "goes on from here"
+            complain(f"stopped; the same command {how}")
         raise
     except KeyboardInterrupt:  # while modules load
         sys.exit(INTERRUPTED)
@@ -46,3 +47,8 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         complain(f"{where}{error.strerror or error}")
         sys.exit(1)
+
+
+def _anew(words: list[str]) -> bool:
+    """Does a command keep nothing of a run that was stopped."""
+    return words[:1] == ["rollout"] or (words[:1] == ["eval"] and words[1:2] not in (["events"], ["wbench"]))

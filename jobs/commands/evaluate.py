@@ -302,7 +302,7 @@ def _begin(
 ) -> _Run:
     """Opens everything but the weights, and reads `count` starts at most, of the model's size."""
     from jobs.evaluate.pins import fingerprint
-    from jobs.evaluate.starts import read_starts
+    from jobs.evaluate.starts import SPLIT, is_corpus, read_starts
     from jobs.model import OpenModel
 
     tick("reading starts", 0, 1)
@@ -310,7 +310,8 @@ def _begin(
     starts = read_starts(place, count, model.preset.geometry, options)
     told: dict[str, Any] = {"wp2": version("wp2"), "weights": str(weights)}
     told["weights_sha256"] = fingerprint(weights)
-    told |= {**asdict(opening), "starts_from": place, "split": options.split}
+    told |= {**asdict(opening), "starts_from": place, "prompt": options.prompt}
+    told["split"] = (options.split or SPLIT) if is_corpus(place) else None
     told |= {"prompts": {s.name: s.prompt for s in starts}}
     told |= {"perspectives": {s.name: str(s.perspective) for s in starts}}
     tick("loading codec and text encoder", 0, 1)

@@ -26,6 +26,7 @@ from trainer.weights.transfer import load as load_files
 
 DEFAULT = "2b"
 """How weights are asked whose stage nobody names."""
+MEASURED = ("1", "2a", "2b", "3")
 NOT_HELD_OUT = "NO CLIP IS HELD OUT: a run trains on all of this corpus."
 ASKED = (Objective.CLIP, Objective.QUERIES, Objective.CHUNKS)
 
@@ -69,6 +70,9 @@ def run(
 
 def _of_run(path: Path, stage: str | None, average: bool) -> tuple[Preset, dict[str, WanModel], str]:
     sizes = preset(str(RunFolder(path).read()["preset"]))
+    if stage is None:  # the last one whose heads are of one velocity
+        there = [name for name in MEASURED if (path / name).is_dir()]
+        stage = there[-1] if there else None
     saved = choose(path, stage, None, lambda line: None)
     models = {}
     for expert, found in saved.items():

@@ -58,13 +58,17 @@ class StartOptions:
     perspective: Perspective | None = None
 
 
+def is_corpus(place: str) -> bool:
+    return "://" in place or (Path(place) / _MARKER).is_file()
+
+
 def read_starts(place: str, count: int, geometry: Geometry, options: StartOptions) -> tuple[Start, ...]:
     """At most `count` starts of a corpus (folder or URL) or a folder of pictures, in order of their names, as
     pictures of the model's size.
 
     Raises EvaluationError where there is none, one has no prompt, or an option is for starts of another kind.
     """
-    if "://" in place or (Path(place) / _MARKER).is_file():
+    if is_corpus(place):
         if options.perspective is not None:
             raise EvaluationError(f"--perspective: clips of {place} have one each: leave it out")
         found = [*islice(_of_corpus(place, options), count)]
