@@ -451,7 +451,7 @@ class _Run:
         return float(self.mesh.mean(total / len(PROBES) / len(rollouts)))
 
     def _by_level(self, scored: Sequence[Scored]) -> dict[str, float]:
-        """Mean |g| by noise level, in quarters of [0, 1], over all ranks, whose clips have the same levels."""
+        """Mean |g| by noise level, in quarters of [0, 1], over all ranks, which share levels."""
         sizes = self.mesh.mean(torch.stack([one.size.mean() for one in scored])).tolist()
         found: dict[str, list[float]] = {}
         for one, size in zip(scored, sizes):
