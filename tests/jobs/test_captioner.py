@@ -190,6 +190,7 @@ def annotations(corpus: Path) -> str:
     return "".join(p.read_bytes().decode("latin-1") for p in tars)
 
 
+@pytest.mark.soak  # 11 s
 def test_on_a_cluster_the_desks_are_actors_and_a_budget_is_theirs_too(corpus: Path) -> None:
     ray_pool = RayPool(None, 2, None)
     try:

@@ -127,6 +127,7 @@ def test_labels_of_a_clip_are_those_of_its_frames(cut: Path, whole: Path) -> Non
         assert len(pressed) > 3
 
 
+@pytest.mark.soak  # 12 s
 def test_a_log_by_time_gives_the_labels_of_a_log_by_frame(cut: Path, footage: Path, tmp_path: Path) -> None:
     run_curate(
         f"gameplay:{source(tmp_path / 'in', footage, 'time')}",

@@ -202,6 +202,7 @@ def test_third_person_shows_the_player() -> None:
     assert np.abs(pictures[0] - pictures[1]).mean() > 5.0
 
 
+@pytest.mark.soak  # 16 s
 def test_an_event_recording_holds_its_event(tmp_path: Path) -> None:
     wanted = ("door_open", "monster_killed", "object_removed")
     made = record(

@@ -110,6 +110,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.soak  # 29 s; a local cluster is in every run
 def test_a_running_cluster_curates_what_it_is_given(footage: Path, tmp_path: Path) -> None:
     """`--address` joins a cluster that we did not start, and leaves it running."""
     (tmp_path / "clips").mkdir()

@@ -117,7 +117,7 @@ def test_stages_follow_each_other_through_their_gates(corpus: str, tmp_path: Pat
         train(replace(config, stages=tuple(replace(s, batch=4) for s in config.stages)), options, heard.told)
 
 
-@pytest.mark.parametrize("name", ["2a", "3"])
+@pytest.mark.parametrize("name", [pytest.param("2a", marks=pytest.mark.soak), "3"])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name: str, corpus: str, tmp_path: Path) -> None:
     config = small(alone(name), save_every=100)
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"

@@ -130,7 +130,7 @@ def test_a_rollout_makes_a_video_and_one_with_its_controls(place: Path, tmp_path
     # W lights with the first frame of latent 4, A and the space bar with that of latent 12.
     keys = {"w": (slice(202, 222), slice(36, 54)), "a": (slice(226, 242), slice(14, 32))}
     keys["space"] = (slice(226, 242), slice(214, 240))
-    lit = {n: [bool(f[at].mean(axis=(0, 1))[0] > 120) for f in shown] for n, at in keys.items()}
+    lit = {n: [bool(f[at].mean(axis=(0, 1))[0] > 135) for f in shown] for n, at in keys.items()}
     assert {n: (v.index(True), all(v[v.index(True) :])) for n, v in lit.items()} == {
         "w": (13, True),
         "a": (45, True),

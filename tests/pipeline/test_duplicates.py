@@ -73,6 +73,7 @@ def test_a_blurred_darkened_or_badly_compressed_copy_is_the_same_footage(footage
     assert same(hashed(footage / "q_ref_crf18.mp4"), hashed(footage / f"{name}.mp4"))
 
 
+@pytest.mark.soak  # 17 s
 def test_distinct_clips_are_not_duplicates_even_of_one_map(footage: Path, nav02: ClipHashes) -> None:
     names = [
         "loop01_rewind_map02",

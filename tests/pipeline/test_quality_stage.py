@@ -86,6 +86,7 @@ def test_every_window_has_its_scores_and_the_facts_are_their_medians(folder: Pat
     assert facts["aesthetics_by"] and not facts["watermark"]
 
 
+@pytest.mark.soak  # 12 s; test_smoothness holds the score
 def test_jitter_comes_last_and_is_named(folder: Path) -> None:
     unit = scored(folder, "bad01_jitter.mp4")
     assert unit.receipts["pose"].facts["estimator"] == "vo-1"

@@ -233,6 +233,7 @@ def test_a_window_of_a_sliding_picture_knows_up_and_looks_where_the_player_looks
     assert np.isnan(track.rotation[~track.valid]).all()
 
 
+@pytest.mark.soak  # 7 s
 def test_focal_length_of_a_synthetic_camera() -> None:
     yaw = np.radians(3.0) * np.sign(np.sin(np.arange(40) / 5 + 0.1))
     turns = np.stack([0 * yaw, yaw, 0 * yaw], 1)
