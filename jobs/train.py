@@ -112,6 +112,7 @@ def train(config: TrainConfig, options: Options, told: Told | None = None) -> No
             if mesh.rank:
                 run.told = Told(say=lambda line: None)
             run.all_stages()
+            mesh.meet("the end of the run")
     except ConfigError as error:
         raise TrainError(str(error)) from None
     finally:

@@ -63,6 +63,7 @@ def train(
     from jobs.train import Options
     from jobs.train import train as run_all
     from jobs.train_progress import Progress
+    from trainer.distributed.mesh import end_rank
     from trainer.loop import Stopped
 
     options = Options(
@@ -82,3 +83,4 @@ def train(
         except Stopped as stopped:
             complain(str(stopped))
             sys.exit(STOPPED)
+    end_rank()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tests.trainer.state_support import COMPRESSOR, begin, equal, gradients, in_eight_bits, run, save, whole
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint_files import CheckpointError, Writer
-from trainer.distributed.mesh import Mesh, Parallel, make_mesh
+from trainer.distributed.mesh import Mesh, Parallel, end_rank, make_mesh
 from trainer.model.layout import clip
 from trainer.parameters import local
 
@@ -146,7 +146,8 @@ def main() -> None:
     dist.all_gather_object(all_found, found | {"numel": shards})
     if mesh.rank == 0:
         (folder / "found.json").write_text(json.dumps(all_found))
-    mesh.close()
+    mesh.meet("the end")
+    end_rank()
 
 
 if __name__ == "__main__":

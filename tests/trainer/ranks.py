@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.trainer.model_support import PRESET, Video, draw, noisy_expert
 from trainer.curriculum import OptimConfig
-from trainer.distributed.mesh import Mesh, Parallel, RanksDifferError, StalledError, make_mesh
+from trainer.distributed.mesh import Mesh, Parallel, RanksDifferError, StalledError, end_rank, make_mesh
 from trainer.distributed.parallelize import accumulate, parallelize, train_only
 from trainer.model.kvcache import RawText
 from trainer.model.layout import Layout, Rule, chunk_prompts, clip, frame_queries, teacher_forced
@@ -303,7 +303,7 @@ def main(out: Path, chosen: list[str]) -> None:
             print(f"{name}: {time.monotonic() - started:.1f} s {answers[name]}", flush=True)
     if mesh.rank == 0:
         out.write_text(json.dumps(answers))
-    mesh.close()
+    end_rank()
 
 
 if __name__ == "__main__":

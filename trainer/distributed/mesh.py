@@ -8,6 +8,7 @@ Source: spec/worldplay2.md n.4, g.4; spec/faults.md S5.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -162,8 +163,21 @@ class Mesh:
         return self.gather(value.reshape(-1)).mean(0).reshape(value.shape)
 
     def close(self) -> None:
-        """Leave the group; a process can then make another."""
-        dist.destroy_process_group()
+        """Leave the group; a process can then make another. A rank of torchrun stays in it (`end_rank`)."""
+        if not dist.is_torchelastic_launched():
+            dist.destroy_process_group()
+
+
+def end_rank() -> None:
+    """End a rank of torchrun here and now, with success; nothing in a process of its own.
+
+    Threads of gloo abort a process that tears itself down beside others: one of 8 launches of two ranks ended
+    with SIGABRT after all its work was done, which torchrun takes for a failure.
+    """
+    if dist.is_torchelastic_launched():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def make_mesh(parallel: Parallel, device: str | None = None) -> Mesh:
