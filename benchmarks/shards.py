@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,14 @@ from pipeline.shards.verify import verify
 from pipeline.shards.write import Sample, ShardConfig, write_partition, write_root
 from pipeline.store import Store
 from schemas.action import AXES
-from schemas.caption import StructuredCaption
-from schemas.clip import Perspective
+from schemas.caption import IntervalEvent, StructuredCaption
+from schemas.clip import ClipKind, Perspective
 from schemas.pose import Scale
 from schemas.sample import ActionUnknown, Annotation, index_schema
+from schemas.timeline import intervals
 
 BAR = 1.5
-FRAMES, LATENTS = 1800, 320  # a clip of 60 s at 30 fps
+FRAMES, LATENTS = 1800, 240  # a clip of 60 s at 30 fps
 
 
 def make(count: int, megabytes: int, folder: Path) -> list[Sample]:
@@ -51,6 +53,7 @@ def _sample(name: str, rng: np.random.Generator, megabytes: int, folder: Path) -
         sample_id=name,
         clip_id=name,
         recording_id=name,
+        kind=ClipKind.NAVIGATION,
         split="train",
         game="",
         perspective=Perspective.FIRST,
@@ -62,7 +65,8 @@ def _sample(name: str, rng: np.random.Generator, megabytes: int, folder: Path) -
         width=832,
         height=448,
         duration_s=60.0,
-        latents=LATENTS,
+        latent_frames=LATENTS,
+        actions_known=LATENTS,
         grid_jitter_max_s=0.0,
         pose_scale=Scale.UNKNOWN,
         pose_estimator="given",
@@ -70,7 +74,7 @@ def _sample(name: str, rng: np.random.Generator, megabytes: int, folder: Path) -
         action_witness="poses",
         action_unknown=ActionUnknown(),
         action_lag_frames=0.0,
-        caption=StructuredCaption(),
+        caption=StructuredCaption(events=(IntervalEvent(),) * len(intervals(Fraction(60)))),
     )
     dump = note.model_dump(mode="json")
     facts = {n: dump[n] for n in index_schema().names if n in dump and n != "sample_id"}

@@ -164,7 +164,7 @@ def fill(
     # times as long as to read it (75 us of some 600 a sample of `small`).
     note = json.loads(bytes(members["annotations"]["json"]))
     try:
-        actions = _rows(members["annotations"]["actions.npy"])
+        actions = action_rows(members["annotations"]["actions.npy"])
         if stage.segments:
             entries = _fill_segment(into, slot, draw, members["latents"], actions, seed)
         else:
@@ -192,13 +192,13 @@ def _fill_segment(
     seed: int,
 ) -> Span:
     """One of the independent encodes whose actions are all known. Returns the grid entries that it shows."""
-    starts = _view(members["segments_at.npy"]).tolist()
+    starts = array_of(members["segments_at.npy"]).tolist()
     known = [k for k, a in enumerate(starts) if _known(_segment_actions(actions, a))]
     if not known:
         raise ValueError(f"of {len(starts)} segments none has known actions throughout")
     k = known[word(seed, draw.position, "segment") % len(known)]
-    _put(into.latents[slot], _view(members["segments.npy"])[k])
-    _put_extended(into.condition[slot, MASK:], _view(members["segments_y.npy"])[k])
+    _put(into.latents[slot], array_of(members["segments.npy"])[k])
+    _put_extended(into.condition[slot, MASK:], array_of(members["segments_y.npy"])[k])
     into.actions[slot] = torch.from_numpy(_segment_actions(actions, starts[k]))
     entries = segment_entries(starts[k])
     return Span(entries.start, entries.stop)
@@ -223,10 +223,10 @@ def _fill_clip(
     """The continuous encode from its first latent on. Returns the grid entries that the target shows; or the
     history, where the targets lie in it."""
     latents, pairs = into.latents.shape[2], into.low.shape[2]
-    _put(into.latents[slot], _view(members["hr.npy"])[:latents])
-    _put_extended(into.condition[slot, MASK:], _view(members["hr_y.npy"]))
-    _put(into.low[slot, :CHANNELS], _view(members["lr.npy"])[:pairs])
-    _put_extended(into.low[slot, CHANNELS + MASK :], _view(members["lr_y.npy"]))
+    _put(into.latents[slot], array_of(members["hr.npy"])[:latents])
+    _put_extended(into.condition[slot, MASK:], array_of(members["hr_y.npy"]))
+    _put(into.low[slot, :CHANNELS], array_of(members["lr.npy"])[:pairs])
+    _put_extended(into.low[slot, CHANNELS + MASK :], array_of(members["lr_y.npy"]))
     rows = actions[:latents]
     if not _known(rows):
         raise ValueError("not all of its actions are known")
@@ -235,9 +235,9 @@ def _fill_clip(
     return Span(latent_entries(history).start, latent_entries(latents - 1).stop)
 
 
-def _rows(data: Buffer) -> npt.NDArray[np.float32]:
+def action_rows(data: Buffer) -> npt.NDArray[np.float32]:
     """Action rows [T, 6]; NaN where unknown."""
-    rows = _view(data)
+    rows = array_of(data)
     if rows.dtype != np.float32 or rows.shape[1:] != (len(AXES),):
         raise ValueError(f"action rows of {rows.dtype} {rows.shape}")
     return rows.astype(np.float32)
@@ -247,7 +247,7 @@ def _known(rows: npt.NDArray[np.float32]) -> bool:
     return not np.isnan(rows).any()
 
 
-def _view(data: Buffer) -> npt.NDArray[np.generic]:
+def array_of(data: Buffer) -> npt.NDArray[np.generic]:
     """The array of a .npy member over the bytes that are held: nothing is copied."""
     start = _HEADER + int.from_bytes(data[_HEADER - 2 : _HEADER], "little")
     shape, dtype = _header(bytes(data[:start]))
@@ -302,14 +302,14 @@ def _texts(
     text = TextNote.model_validate_json(bytes(members["text.json"]))
     if text.width != preset.model.text_dim:
         raise ValueError(f"embeddings of {text.width} numbers, the model reads {preset.model.text_dim}")
-    stored = _view(members["text.npy"])
+    stored = array_of(members["text.npy"])
     count = latents_read(stage, preset, draw.history) // preset.chunk
     events = len(note["caption"]["events"])
     if stage.objective in (Objective.CLIP, Objective.QUERIES):
         intervals: tuple[int, ...] = (_interval(entries, events),)
         prompts: tuple[int, ...] = (0,) * count
     else:
-        intervals, prompts = _by_chunk(count, preset.chunk, events)
+        intervals, prompts = by_chunk(count, preset.chunk, events)
 
     def rows(at: slice) -> Tensor:
         if at.stop - at.start > preset.model.text_len:
@@ -342,7 +342,7 @@ def _interval(entries: Span, events: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _by_chunk(chunks: int, size: int, events: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def by_chunk(chunks: int, size: int, events: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(caption intervals whose prompts are read, which of them each chunk reads), for chunks of `size`
     latents in a clip of so many intervals; the same for all clips."""
     spans = [(latent_entries(c * size), latent_entries((c + 1) * size - 1)) for c in range(chunks)]

@@ -17,13 +17,19 @@ from schemas.caption import SENTENCES, Sentence, render
 from schemas.clip import Perspective
 from schemas.latents import TextNote
 from schemas.sample import Annotation
+from schemas.timeline import CAPTION_INTERVAL_S, FRAMES_PER_LATENT, GRID_RATE
 from trainer.config import Preset
 from trainer.curriculum import Law
 from trainer.data.plan import Draw
-from trainer.data.sample import FAMILIES, Buffer, Members, Reader
-from trainer.data.sample import _by_chunk as by_chunk
-from trainer.data.sample import _rows as action_rows
-from trainer.data.sample import _view as array
+from trainer.data.sample import (
+    FAMILIES,
+    Buffer,
+    Members,
+    Reader,
+    action_rows,
+    array_of,
+    by_chunk,
+)
 from trainer.rollout import Condition, Scene
 from trainer.stable.controls import Rows, extended
 
@@ -45,7 +51,7 @@ def make_scene(
     Raises SampleError, and what the reader raises.
     """
     chunks = latents // preset.chunk
-    longest = (latents + 1) * 4 // (16 * 5) + 2  # caption intervals of so many latents, and room
+    longest = FRAMES_PER_LATENT * latents // (GRID_RATE * CAPTION_INTERVAL_S) + 1  # caption intervals
     intervals, prompts = by_chunk(chunks, preset.chunk, longest)
     conditions, rows, texts, negatives = [], [], [], []
     for draw in draws:
@@ -93,7 +99,7 @@ def _texts(
 ) -> tuple[list[Tensor], Tensor]:
     """Embeddings of the prompt of each interval, events ended where the clip has; those of the negative."""
     text = TextNote.model_validate_json(bytes(members["text.json"]))
-    stored = array(members["text.npy"])
+    stored = array_of(members["text.npy"])
 
     def rows(at: slice) -> Tensor:
         return torch.from_numpy(stored[at].copy()).float()
@@ -109,7 +115,7 @@ def _texts(
 
 def _head(data: Buffer) -> Tensor:
     """float32 [16, n, h, w] of a stored [n, 16, h, w]."""
-    return torch.from_numpy(array(data).copy()).float().transpose(0, 1)
+    return torch.from_numpy(array_of(data).copy()).float().transpose(0, 1)
 
 
 def _stacked(heads: list[Tensor]) -> Tensor:
