@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 import jobs.train as train_module
 from jobs.train import Options, Told, train
 from jobs.train_config import LookConfig, TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
 from jobs.train_stable import Scenes
+from tests.jobs.test_train import weights as tensors
 from tests.jobs.test_train_ranks import kill_once_saved, start
 from tests.jobs.train_corpus import write_corpus
 from trainer.checkpoint import list_steps, read_saved
@@ -68,15 +68,6 @@ def settings(stable: StableConfig = STABLE, **more: object) -> TrainConfig:
     )
     config = replace(config, parallel=replace(config.parallel, checkpointing=False))
     return replace(config, **more)  # type: ignore[arg-type]
-
-
-def tensors(run: Path, stage: str, expert: str) -> dict[str, Tensor]:
-    folder = RunFolder(run).checkpoints(stage, expert)
-    saved = read_saved(folder / f"step-{list_steps(folder)[0][-1]:08d}")
-    assert saved is not None
-    found = {name: torch.empty(e.shape, dtype=e.dtype) for name, e in saved.entries.items()}
-    saved.read(found)
-    return found
 
 
 def quiet(seen: Callable[[object], None] = lambda record: None) -> Told:
