@@ -23,7 +23,7 @@ from pipeline.catalogue import Catalogue
 from pipeline.clips.stage import Clips
 from pipeline.corpus import keep_apart, open_corpus, require_catalogue, sole_writer
 from pipeline.flow import Flow, StageOrderError, forget
-from pipeline.latents.fit import choose, fit_codec
+from pipeline.latents.fit import choose, fit_codec, given_codec
 from pipeline.latents.stage import CODEC, Latents
 from pipeline.observe import Observe
 from pipeline.pose.stage import Pose
@@ -201,6 +201,10 @@ class _Run:
         that comes to nothing; a corpus without a clip to fit on gets none.
         """
         config, held = self.config.latents, Statistics.newest(self.corpus).codec
+        if config.codec.kind == "linear" and config.codec.path is not None:
+            if held != (given := given_codec(config)):
+                freeze(self.corpus, CODEC, given)
+            return
         there = held is not None and (held.height, held.width) == (config.height, config.width)
         if config.codec.kind != "linear" or (there and not everything):
             return

@@ -24,10 +24,11 @@ from jobs.train_config import TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
 from jobs.train_look import Looker, codec_of
 from jobs.train_stable import run_stable, with_bank
-from trainer.checkpoint import Checkpoints, Saved, list_steps
+from jobs.train_weights import from_files, from_run, schedule_of
+from trainer.checkpoint import Checkpoints, list_steps
 from trainer.codec.base import Codec
 from trainer.config import ConfigError, Preset
-from trainer.curriculum import Objective, Stage
+from trainer.curriculum import STAGES, Objective, Stage
 from trainer.data.batch import Batch
 from trainer.data.plan import word
 from trainer.data.stream import Loader
@@ -36,8 +37,6 @@ from trainer.distributed.parallelize import freeze, parallelize, train_only
 from trainer.export import SCHEDULE
 from trainer.loop import Hooks, Task, train_expert
 from trainer.metrics import Record
-from trainer.model.adapters import Contents
-from trainer.model.pdd_head import IntervalHead
 from trainer.model.wan import WanModel, build
 from trainer.objectives.flow import Minimised
 from trainer.objectives.loss import Loss
@@ -45,9 +44,6 @@ from trainer.objectives.passes import Network
 from trainer.objectives.pdd import pdd_loss
 from trainer.run_folder import RunFolder, read_json, write_json
 from trainer.schedule import PddSchedule
-from trainer.state import load_weights, weight_shapes
-from trainer.weights.checkpoint import open_checkpoint
-from trainer.weights.transfer import load as load_files
 
 
 @dataclass(frozen=True)
@@ -178,6 +174,8 @@ class _Run:
                     f"stage {stage.name} decodes what it rolls out, and {self.options.corpus} holds no codec "
                     f"of its latents ({self.data.codec}): give `look: {{codec: KIND:PATH}}`"
                 )
+            for what in ("score", "teacher"):
+                self._known(stage, what, getattr(stage.stable, what))
         if not self.data.is_held_out:
             self.told.say(
                 "no clip is held out (no split val, and too few recordings to keep some back): gates and "
@@ -185,6 +183,20 @@ class _Run:
             )
         if self.mesh.rank == 0:
             self.folder.remember(self._identity())
+
+    def _known(self, stage: Stage, what: str, source: str) -> None:
+        """Refuse weights that will not be there when a stage wants them."""
+        if source in {s.name for s in STAGES}:
+            known = source in [s.name for s in self.stages] or all(
+                self._finished(source, e) for e in self.experts
+            )
+        else:
+            known = Path(source).exists()
+        if not known:
+            raise TrainError(
+                f"stage {stage.name}: `stable: {{{what}: {source}}}` is no finished stage of "
+                f"{self.options.out} and no path of exported weights"
+            )
 
     def _identity(self) -> dict[str, Any]:
         stages = plain(self.config)["stages"]
@@ -244,7 +256,7 @@ class _Run:
     def _train(self, stage: Stage, expert: str) -> None:
         self.told.begin(stage, expert)
         config, mesh = self.config, self.mesh
-        model = self._start(stage, expert)
+        model = self.start(stage, expert)
         minimise, note = None, {}
         if stage.objective is Objective.PDD:
             minimise, note = self._few_steps(stage, expert), {SCHEDULE: asdict(self.schedule)}
@@ -316,13 +328,11 @@ class _Run:
     @property
     def schedule(self) -> PddSchedule:
         """Of stages 4 and 5, and of whatever samples with their weights."""
-        return PddSchedule(boundary=self.preset.boundary)
+        return schedule_of(self.preset)
 
     def _few_steps(self, stage: Stage, expert: str) -> Minimised:
         """What stage 4 minimises: the distance to a frozen teacher, the weights that it starts from."""
-        config = self.config
-        teacher = freeze(self._start(stage, expert), config.parallel.precision.dtype)
-        teacher = parallelize(teacher, self.mesh, config.parallel)
+        teacher = self._reader(self.start(stage, expert))
         schedule, pdd = self.schedule, stage.pdd
 
         def minimise(model: Network, preset: Preset, batch: Batch, name: str, seed: int, step: int) -> Loss:
@@ -345,61 +355,30 @@ class _Run:
         run_stable(stage, self.config, self.mesh, self.data, self.folder, codec, self)
         _emptied()
 
-    def _start(self, stage: Stage, expert: str) -> WanModel:
+    def start(self, stage: Stage, expert: str) -> WanModel:
         """The network of an expert with the weights that a stage starts from, fp32, on the host."""
         source = self._source(stage)
         if isinstance(source, Path):
-            return self._from_files(source, expert)
+            return from_files(source, expert, self.preset)
         if source == "fresh weights":
             return build(self.preset.model, word(self.config.seed, "weights", expert) >> 1)
         assert stage.start is not None
-        return self.from_run(stage.start, expert)
+        return self.weights(stage.start, expert)
 
-    def _from_files(self, path: Path, expert: str) -> WanModel:
-        found = {e.name: e for e in open_checkpoint(path).experts}
-        if expert not in found:
-            raise TrainError(f"--init {path} has no expert {expert}: it has {', '.join(found)}")
-        chosen = found[expert]
-        if chosen.found.preset.name != self.preset.name:
-            raise TrainError(f"--init {path} is of preset {chosen.found.preset.name}, not {self.preset.name}")
-        if chosen.found.contents not in (Contents.BASE, Contents.VELOCITY):
-            raise TrainError(
-                f"--init {path} is {chosen.found.contents.words}: stages 1 to 3 need one velocity"
-            )
-        return load_files(chosen)
-
-    def from_run(self, stage: str, expert: str) -> WanModel:
-        """The average of a finished stage."""
-        saved = self._saved(stage, expert)
-        heads = weight_shapes(saved).get("head.bank_weight", (1,))[0]
-        if heads > 1 and saved.note.get(SCHEDULE) != asdict(self.schedule):
-            raise TrainError(
-                f"{saved.path} has few-step heads of the schedule {saved.note.get(SCHEDULE)}, this run has "
-                f"{asdict(self.schedule)}: one schedule serves start, rollout, replay and inference"
-            )
-        with torch.device("meta"):
-            sizes = self.preset.model
-            head = IntervalHead(sizes.dim, sizes.patch_out, sizes.eps, heads) if heads > 1 else None
-            model = WanModel(sizes, head)
-        model = model.to_empty(device="cpu")
-        load_weights(saved, model, average=True)
-        return model
-
-    def _saved(self, stage: str, expert: str) -> Saved:
-        checkpoints = Checkpoints(self.folder.checkpoints(stage, expert), say=lambda line: None)
-        try:
-            saved = checkpoints.newest()
-        finally:
-            checkpoints.close()
-        if saved is None:
-            raise TrainError(f"{self.options.out} has no weights of stage {stage}, expert {expert}")
-        return saved
+    def weights(self, source: str, expert: str) -> WanModel:
+        """source: a finished stage of this run, for its average, or a path of exported weights."""
+        if source in {s.name for s in STAGES}:
+            return from_run(self.folder, source, expert, self.preset)
+        return from_files(Path(source), expert, self.preset)
 
     # --- after a stage ------------------------------------------------------------------------------------
 
-    def frozen(self, stage: str, expert: str) -> WanModel:
-        """An expert to look at: the average of a stage, sharded as the trained one is."""
-        model = freeze(self.from_run(stage, expert), self.config.parallel.precision.dtype)
+    def frozen(self, source: str, expert: str) -> WanModel:
+        """An expert to look at: `weights`, sharded as the trained one is."""
+        return self._reader(self.weights(source, expert))
+
+    def _reader(self, model: WanModel) -> WanModel:
+        model = freeze(model, self.config.parallel.precision.dtype)
         return parallelize(model, self.mesh, self.config.parallel)
 
     def _look_during(self, stage: Stage, expert: str) -> Callable[[int, WanModel], None] | None:
@@ -478,7 +457,7 @@ class _Run:
         experts = {e: self.frozen(stage.name, e) for e in self.experts}
         if stage.objective is Objective.PDD:
             assert stage.start is not None
-            teacher = {e: self.frozen(stage.start, e) for e in self.experts}
+            teacher = {e: self._reader(self.start(stage, e)) for e in self.experts}
             codec = self._codec()
             result = few_steps_gate(self.data, self.preset, self.config, stage, experts, teacher, codec)
         else:

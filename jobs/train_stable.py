@@ -25,7 +25,7 @@ from trainer.data.stream import share
 from trainer.distributed.mesh import Mesh
 from trainer.distributed.parallelize import freeze, parallelize, train_only
 from trainer.lora import Plain, add_low_rank, additions
-from trainer.model.pdd_head import VelocityHead, bank_from_velocity
+from trainer.model.pdd_head import IntervalHead, VelocityHead, bank_from_velocity
 from trainer.model.wan import WanModel
 from trainer.objectives.passes import Network
 from trainer.rollout import Rollout, Scene, Settings
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from jobs.train import Told
 
 Loaded = Callable[[str, str], WanModel]
-"""(stage, expert) -> the average of a finished stage, on the host."""
+"""(stage or path, expert) -> averaged or exported weights, on the host."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,13 @@ class Run(Protocol):
     @property
     def stop(self) -> Callable[[], bool]: ...
 
-    def from_run(self, stage: str, expert: str) -> WanModel:
-        """The average of a finished stage, on the host."""
+    def start(self, stage: Stage, expert: str) -> WanModel:
+        """What a stage starts from, on the host."""
 
-    def frozen(self, stage: str, expert: str) -> WanModel:
+    def weights(self, source: str, expert: str) -> WanModel:
+        """The average of a finished stage, or exported weights, on the host."""
+
+    def frozen(self, source: str, expert: str) -> WanModel:
         """The same, sharded, in the precision of what is only read."""
 
 
@@ -185,8 +188,13 @@ def run_stable(
     run: Run,
 ) -> None:
     """Train the experts of stage 5 together, from the newest step that all of them have."""
-    preset, start = config.sizes, stage.start
-    assert start is not None
+    preset = config.sizes
+
+    def student(expert: str) -> WanModel:
+        """Without stage 4 behind it, every interval begins with the one velocity."""
+        model = run.start(stage, expert)
+        return model if isinstance(model.head, IntervalHead) else with_bank(model, run.schedule, expert)
+
     scenes = Scenes.of(data, stage, preset, config.seed, mesh)
     teacher = teacher_pictures(
         folder.stage(stage.name) / "teacher.json",
@@ -197,7 +205,7 @@ def run_stable(
         ManySteps(steps=config.look.steps, guidance=config.look.guidance),
         mesh,
     )
-    roles = cast(stage, config, mesh, run.from_run, lambda expert: run.from_run(start, expert))
+    roles = cast(stage, config, mesh, run.weights, student)
     task = StableTask(
         stage,
         preset,

@@ -84,7 +84,9 @@ class PddConfig:
 
 @dataclass(frozen=True)
 class StableConfig:
-    """Stage 5. latents: of a rollout. law: how recorded controls are extended to it.
+    """Stage 5. latents: of a rollout. law: how recorded controls are extended to it. clip: latents that are
+    scored at once; with all of a rollout scores see it whole, and need no memory (the full-context baseline).
+    replayed: clips at the end of a rollout whose chunks are replayed; 0 for all, as published.
 
     guidance: of the real score, w of u + w (c - u); the fake one has none.
     shift, lowest, highest: of the noise levels at which clips are scored.
@@ -94,12 +96,14 @@ class StableConfig:
     turns: train one expert a step, in turn, while masters and moments of the others wait on the host and
     copies of them are read; else all at once.
     score: the stage whose averages are the real score, with which the fake score begins too. teacher: the
-    stage whose samples rollouts must look like.
+    stage whose samples rollouts must look like. Either may be a path of exported weights.
     Source: spec/worldplay2.md g.2, g.3, n.4.
     """
 
     latents: int = 320
     law: Law = Law.OUT_AND_BACK
+    clip: int = CLIP
+    replayed: int = 0
     guidance: float = 3.5
     shift: float = 5.0
     lowest: float = 0.02
@@ -113,6 +117,17 @@ class StableConfig:
     score: str = "2b"
     teacher: str = "3"
 
+    def check(self, stage: str) -> None:
+        """Raises ConfigError."""
+        if self.clip < 1 or self.latents < 1 or self.latents % self.clip:
+            raise ConfigError(
+                f"stage {stage}: a rollout of {self.latents} latents does not split into clips of {self.clip}"
+            )
+        if not 0 <= self.replayed <= self.latents // self.clip:
+            raise ConfigError(
+                f"stage {stage}: {self.replayed} clips replayed, of {self.latents // self.clip} in a rollout"
+            )
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -123,6 +138,8 @@ class Stage:
     clip allows are left out for it. segments: independent encodes instead of the continuous one. events:
     share of samples from event clips. trainable: prefixes of parameter names, "" for all.
     text_drop: share of samples with the negative prompt alone; field_drop: whose prompt lacks fields.
+    memory_drop: share of the steps of an objective of chunks without compressed frames, so that a network
+    without them is one that was trained; else "no memory" is no fair control of memory.
     gate: name of the held-out measure that must pass before the next stage starts; empty for none.
     pdd, stable: settings of those objectives.
     """
@@ -142,6 +159,7 @@ class Stage:
     trainable: tuple[str, ...] = ("",)
     text_drop: float = 0.1
     field_drop: float = 0.2
+    memory_drop: float = 0.0
     gate: str = ""
     pdd: PddConfig = field(default_factory=PddConfig)
     stable: StableConfig = field(default_factory=StableConfig)
@@ -156,6 +174,10 @@ class Stage:
             )
         if self.segments and (self.histories != (0,) or self.target != CLIP):
             raise ConfigError(f"stage {self.name}: an independent encode is {CLIP} latents without history")
+        if self.memory_drop and self.objective is not Objective.CHUNKS:
+            raise ConfigError(f"stage {self.name}: memory_drop is of chunks, not of {self.objective.value}")
+        if self.objective is Objective.STABLE:
+            self.stable.check(self.name)
 
 
 STAGES: tuple[Stage, ...] = (

@@ -40,7 +40,7 @@ class Made:
     """One corpus. steps: of each expert, by stage. histories: chunks of memory, by stage.
 
     latents: of the probe's episodes; counts: of recordings by kind, for `wp2 record`.
-    held_out: share of recordings.
+    held_out: share of recordings. codec: a fitted one, of the corpus that weights were trained on.
     little: gates and videos too are of a run that only shows that it runs.
     """
 
@@ -55,13 +55,14 @@ class Made:
     events: float = 0.0
     batch: int = 8
     held_out: float = 0.1
+    codec: str | None = None
     little: bool = False
 
     def curate(self, cpus: int) -> dict[str, Any]:
         """The config of `wp2 curate`."""
         found: dict[str, Any] = {
             "caption": {"source": "log"},
-            "latents": {"codec": {"kind": "linear"}, "height": 64, "width": 128},
+            "latents": {"codec": {"kind": "linear", "path": self.codec}, "height": 64, "width": 128},
             "text": {"kind": "minilm"},
             "run": {"cpus": cpus, "val_share": self.held_out},
         }
@@ -96,6 +97,7 @@ class Made:
                 "histories": self.histories[name],
                 "events": 0.0 if name == "1" else self.events,
             }
+        stages["3"]["memory_drop"] = MEMORY_DROP
         return {
             "preset": "small",
             "seed": seed,
@@ -113,18 +115,21 @@ class Made:
 OPTIM = {"lr": 2e-3, "betas": [0.9, 0.99], "warmup": 50, "decay": 0.3, "ema": 0.98}
 """Of every stage and expert. Measured on the probe world: docs/learning.md."""
 
+MEMORY_DROP = 0.15
+"""Of stage 3: "no memory" is a control of its own only where it was trained."""
+
 PROBE = Made(
     "probe",
     Bars(0.95, 0.2, 1.5, 0.9, 1.5, 3.0, 4.0, 0.85),
-    steps={"1": 250, "2a": 2400, "2b": 200, "3": 1400},
-    histories={"1": [0], "2a": [4, 6, 8], "2b": [2, 4], "3": [0, 2, 3, 4]},
+    steps={"1": 250, "2a": 1400, "2b": 200, "3": 1500},
+    histories={"1": [0], "2a": [4, 8, 12], "2b": [2, 4], "3": [0, 2, 4, 6, 8]},
     episodes=800,  # of 360, 18 epochs of stage 3 began to be known by heart
     latents=48,
 )
 VIZDOOM = Made(
     "vizdoom",
     Bars(None, None, 0.2, 0.7, 0.5, 3.0, None, None),
-    steps={"1": 200, "2a": 1400, "2b": 120, "3": 800},
+    steps={"1": 150, "2a": 800, "2b": 100, "3": 800},
     histories={"1": [0], "2a": [4, 6, 8], "2b": [2, 4], "3": [0, 2, 3, 4]},
     counts={"navigation": 130, "loops": 8, "events": 10},
     seconds=12.5,

@@ -40,7 +40,6 @@ from benchmarks.learn.model import (
     usable,
     window,
     with_actions,
-    without_memory,
 )
 from jobs.evaluate.history import rolled, zeroed
 from jobs.evaluate.stats import Interval, interval
@@ -58,8 +57,8 @@ from trainer.objectives.sigma import even_levels
 STARTS = 24
 HISTORIES = (2, 3, 4)
 """Chunks before what is generated."""
-RETURNS = range(3, 8)
-"""Chunks before a return: stage 3 trains with up to 7 (a history of 4, and 3 targets behind it)."""
+RETURNS = range(3, 12)
+"""Chunks before a return: stage 3 trains with up to 11 (a history of 8, and 3 targets behind it)."""
 LEVELS = 4
 """Noise levels of each expert, and draws of noise: a loss of a chunk is a mean of 2 x 4."""
 PASS = 24
@@ -263,7 +262,7 @@ class Evidence:
     def _memories(self, batch: Batch) -> Iterator[tuple[str, Layout, Batch | None]]:
         usual = teacher_forced(self.preset, batch.history, 1)
         yield "own", usual, None
-        yield "none", without_memory(usual), None
+        yield "none", usual.without(Kind.CMP), None
         yield "other", usual, rolled(batch)
         yield "still", usual, standing(batch, self.preset)
         yield "zeroed", usual, zeroed(batch)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import av
@@ -27,7 +31,7 @@ from benchmarks.learn.world import (
 )
 from schemas.timeline import FRAMES_PER_LATENT, GRID_RATE
 
-ROOMS = 0.25
+ROOMS = 0.2
 """Share of episodes in the room; the others are panoramas."""
 KEYS = ("TURN_RIGHT", "TURN_LEFT", "FORWARD", "BACK")
 CRF = "8"
@@ -72,16 +76,22 @@ def write(folder: Path, count: int, seed: int, latents: int, tick: Callable[[int
     """Episodes 0..count-1 of `latents` latents each, and the key map. Those that are there are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "games.yaml").write_text(yaml.safe_dump({"games": [_entry("panorama"), _entry("room")]}))
-    for index in range(count):
-        one, picture = episode(index, seed, latents)
-        video = folder / f"{one.name}.mp4"
-        if not video.exists():
-            _table(folder / f"{one.name}.keys.csv", KEYS, [_held(k) for k in (*one.keys, (0, 0))])
-            _table(folder / f"{one.name}.poses.csv", ("x", "y", "z", "yaw"), [_pose(*p) for p in one.poses])
-            partial = video.with_suffix(".partial")
-            _video(partial, picture, len(one.poses))
-            partial.rename(video)
-        tick(index + 1, count)
+    one = functools.partial(_write_episode, folder, seed, latents)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for done, _ in enumerate(pool.map(one, range(count), chunksize=8), start=1):
+            tick(done, count)
+
+
+def _write_episode(folder: Path, seed: int, latents: int, index: int) -> None:
+    """The video comes last: it stands for the whole of an episode."""
+    one, picture = episode(index, seed, latents)
+    video = folder / f"{one.name}.mp4"
+    if not video.exists():
+        _table(folder / f"{one.name}.keys.csv", KEYS, [_held(k) for k in (*one.keys, (0, 0))])
+        _table(folder / f"{one.name}.poses.csv", ("x", "y", "z", "yaw"), [_pose(*p) for p in one.poses])
+        partial = video.with_suffix(".partial")
+        _video(partial, picture, len(one.poses))
+        partial.rename(video)
 
 
 def _held(keys: Keys) -> list[int]:

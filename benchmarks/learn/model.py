@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jobs.train_data import TrainingData
-from trainer.checkpoint import Checkpoints
+from jobs.train_weights import from_run
 from trainer.codec.base import Codec
 from trainer.config import Preset
 from trainer.curriculum import Objective, Stage
@@ -30,7 +30,6 @@ from trainer.objectives.passes import forward
 from trainer.run_folder import RunFolder
 from trainer.sampler import ManySteps, many_steps
 from trainer.schedule import Sigma
-from trainer.state import load_weights
 
 STEPS = ManySteps(steps=12, shift=5.0, guidance=1.0)
 """Of the sampler. 12 of UniPC: four of them at noise levels of the expert `high`."""
@@ -44,23 +43,8 @@ class LearnError(RuntimeError):
 
 
 def load_experts(run: Path, stage: str, preset: Preset) -> dict[str, WanModel]:
-    """The averaged weights at the end of a stage, fp32. Raises LearnError where there are none."""
-    found: dict[str, WanModel] = {}
-    for expert in preset.experts:
-        folder = RunFolder(run).checkpoints(stage, expert)
-        checkpoints = Checkpoints(folder, say=lambda line: None)
-        try:
-            saved = checkpoints.newest()
-        finally:
-            checkpoints.close()
-        if saved is None:
-            raise LearnError(f"{folder} has no checkpoint: train stage {stage} first")
-        with torch.device("meta"):
-            model = WanModel(preset.model)
-        model = model.to_empty(device="cpu")
-        load_weights(saved, model, average=True)
-        found[expert] = model.eval()
-    return found
+    """The averaged weights at the end of a stage, fp32."""
+    return {e: from_run(RunFolder(run), stage, e, preset).eval() for e in preset.experts}
 
 
 def read_clips(data: TrainingData, preset: Preset, rows: list[int], latents: int, history: int) -> Batch:
@@ -86,11 +70,6 @@ def with_actions(batch: Batch, rows: Tensor) -> Batch:
     actions = batch.actions.clone()
     actions[:, -rows.shape[-2] :] = rows
     return replace(batch, actions=actions)
-
-
-def without_memory(layout: Layout) -> Layout:
-    """A layout without its compressed frames: sink and last latent stay."""
-    return Layout(tuple(f for f in layout.frames if f.kind is not Kind.CMP))
 
 
 def window(preset: Preset, history: int) -> Layout:

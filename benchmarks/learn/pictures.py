@@ -20,13 +20,12 @@ from benchmarks.learn.model import (
     read_clips,
     usable,
     with_actions,
-    without_memory,
 )
 from jobs.evaluate.history import rolled
 from schemas.action import YAW
 from trainer.codec.base import to_rgb
 from trainer.data.batch import Batch
-from trainer.model.layout import teacher_forced
+from trainer.model.layout import Kind, teacher_forced
 from trainer.run_folder import RunFolder
 
 SHOWN = 6
@@ -116,7 +115,7 @@ def returns(evidence: Evidence, out: Path) -> None:
     made = [
         batch.latents[:, :, -4:],
         next_chunk(evidence.playing, evidence.preset, batch),
-        next_chunk(evidence.playing, evidence.preset, batch, layout=without_memory(usual)),
+        next_chunk(evidence.playing, evidence.preset, batch, layout=usual.without(Kind.CMP)),
         next_chunk(evidence.playing, evidence.preset, batch, memory=rolled(batch)),
     ]
     shown = [decode(evidence.codec, batch, evidence.preset, m) for m in made]

@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.learn.corpora import CORPORA, Made, record_probe
+from benchmarks.learn.corpora import CORPORA, Made, Tick, record_probe
 from benchmarks.learn.evidence import Evidence, Measure
 from benchmarks.learn.model import LearnError, load_experts
 from jobs.train_config import DataConfig
@@ -84,11 +85,16 @@ def main() -> None:
 
 
 def _one(made: Made, place: Place, share: float, seed: int) -> None:
+    prepare(made, place)
+    timed(place, "train", lambda: _train(made, place, share, seed))
+    timed(place, "evidence", lambda: _evidence(made, place))
+
+
+def prepare(made: Made, place: Place) -> None:
+    """Record and curate, unless that was done."""
     place.folder.mkdir(exist_ok=True)
-    _timed(place, "record", lambda: _record(made, place))
-    _timed(place, "curate", lambda: _curate(made, place))
-    _timed(place, "train", lambda: _train(made, place, share, seed))
-    _timed(place, "evidence", lambda: _evidence(made, place))
+    timed(place, "record", lambda: _record(made, place))
+    timed(place, "curate", lambda: _curate(made, place))
 
 
 def _little(made: Made) -> Made:
@@ -113,20 +119,20 @@ def _record(made: Made, place: Place) -> None:
         record_probe(place.recordings, made.episodes, made.latents, _told("recording"))
         return
     counts = [part for kind, count in made.counts.items() for part in (f"--{kind}", str(count))]
-    _wp2("record", str(place.recordings), *counts, "--seconds", str(made.seconds), "--third-person", "0")
+    wp2("record", str(place.recordings), *counts, "--seconds", str(made.seconds), "--third-person", "0")
 
 
 def _curate(made: Made, place: Place) -> None:
     config = place.folder / "curate.yaml"
     config.write_text(yaml.safe_dump(made.curate(os.cpu_count() or 1), sort_keys=False))
-    _wp2("curate", f"gameplay:{place.recordings}", "--out", str(place.corpus), "--config", str(config))
+    wp2("curate", f"gameplay:{place.recordings}", "--out", str(place.corpus), "--config", str(config))
 
 
 def _train(made: Made, place: Place, share: float, seed: int) -> None:
     config = place.folder / "train.yaml"
     config.write_text(yaml.safe_dump(made.train(share, seed), sort_keys=False))
     gates = ("--gate-override", ",".join(GATES))
-    _wp2(
+    wp2(
         "train", str(place.corpus), "--preset", "small", "--stages", "1-3", "--out", str(place.run),
         "--config", str(config), *gates,
     )  # fmt: skip
@@ -159,24 +165,24 @@ def _evidence(made: Made, place: Place) -> None:
     pictures.next_chunks(evidence, place.folder / "next.png")
     pictures.recalled(evidence, place.folder / "recall.png")
     pictures.returns(evidence, place.folder / "returns.png")
-    found: list[Measure] = evidence.all(_say)
+    found: list[Measure] = evidence.all(say)
     told = {
         "corpus": evidence.data.root,
         "train_clips": len(evidence.data.train),
         "held_out_clips": len(evidence.data.held_out),
         "measures": [m.row() for m in found],
     }
-    _write(place.folder / "evidence.json", told)
+    write(place.folder / "evidence.json", told)
 
 
 def _export(place: Place, folder: Path) -> None:
     """Both experts of stage 3, the codec that decodes what they make, and the sha256 of every file."""
-    _wp2("export", str(place.run), "--out", str(folder), "--stage", "3")
+    wp2("export", str(place.run), "--out", str(folder), "--stage", "3")
     (folder / "codec.json").write_bytes(_codec_file(place).read_bytes())
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
     sums = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder)}" for p in files]
     (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
-    _say(f"{folder}: {sum(p.stat().st_size for p in files) / 1e6:.1f} MB")
+    say(f"{folder}: {sum(p.stat().st_size for p in files) / 1e6:.1f} MB")
 
 
 def _report(out: Path, chosen: list[Made]) -> None:
@@ -188,19 +194,19 @@ def _report(out: Path, chosen: list[Made]) -> None:
     for name, place in places.items():
         evidence = json.loads((place.folder / "evidence.json").read_text())
         found[name] = {**evidence, "seconds": json.loads((place.folder / "seconds.json").read_text())}
-    _write(out / "report.json", found)
-    _say(f"written: {out / 'report.json'}, {out / 'curves.png'}")
+    write(out / "report.json", found)
+    say(f"written: {out / 'report.json'}, {out / 'curves.png'}")
 
 
 # --- small things -----------------------------------------------------------------------------------------
 
 
-def _timed(place: Place, name: str, do: Any) -> None:
+def timed(place: Place, name: str, do: Callable[[], None]) -> None:
     """Run a step unless it was finished; seconds add up over restarts."""
     file = place.folder / "seconds.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
     if known.get(name, {}).get("done"):
-        _say(f"{place.folder.name}: {name} finished before")
+        say(f"{place.folder.name}: {name} finished before")
         return
     began = time.monotonic()
     spent = known.get(name, {}).get("seconds", 0.0)
@@ -208,30 +214,33 @@ def _timed(place: Place, name: str, do: Any) -> None:
         do()
     except BaseException:
         known[name] = {"seconds": spent + time.monotonic() - began, "done": False}
-        _write(file, known)
+        write(file, known)
         raise
     known[name] = {"seconds": spent + time.monotonic() - began, "done": True}
-    _write(file, known)
-    _say(f"{place.folder.name}: {name} took {known[name]['seconds']:.0f} s")
+    write(file, known)
+    say(f"{place.folder.name}: {name} took {known[name]['seconds']:.0f} s")
 
 
-def _wp2(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "jobs", *arguments], check=True)
+def wp2(*arguments: str) -> None:
+    """A command of the project. It says itself what is wrong, and then this run ends too."""
+    code = subprocess.run([sys.executable, "-m", "jobs", *arguments], check=False).returncode
+    if code:
+        raise SystemExit(code)
 
 
-def _told(what: str) -> Any:
+def _told(what: str) -> Tick:
     def tick(done: int, total: int) -> None:
         if done % 50 == 0 or done == total:
-            _say(f"{what} {done}/{total}")
+            say(f"{what} {done}/{total}")
 
     return tick
 
 
-def _write(file: Path, value: dict[str, Any]) -> None:
+def write(file: Path, value: dict[str, Any]) -> None:
     partial = file.with_name(f".{file.name}")
     partial.write_text(json.dumps(value, indent=1) + "\n")
     partial.rename(file)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, flush=True)

@@ -26,6 +26,8 @@ TURN = 11.25
 """Degrees of a latent (four frames) while a turn key is held: 32 columns, one column of tokens at 64x128."""
 STEP = 0.25
 """Length of a latent's walk while a move key is held."""
+AWAY = 0.85
+"""Share of panoramas whose player goes far out first."""
 SIDE = 6.0
 """Side of the room."""
 MARGIN = 1.2
@@ -148,21 +150,20 @@ Keys = tuple[int, int]
 
 
 def turns(rng: np.random.Generator, latents: int) -> list[Keys]:
-    """Keys of latents 1..latents-1 in a panorama: a way out and back by up to another half, whole turns, and
-    glances. Keys change between pairs of latents: of a pair, memory is told the action of the first.
+    """Keys of latents 1..latents-1 in a panorama. They change between pairs of latents: of a pair, memory is
+    told the action of the first.
 
-    Ways out of 10 to 16 latents (112 to 180 degrees) leave the first view behind, so what the way back shows
-    first is neither in the sink nor in the last latent; what the way out shows was never seen, the placebo.
+    Most go far out, 12 to 18 latents (135 to 202 degrees), which leaves the first view behind, and look to
+    and fro there: what a way back shows is neither in the sink nor in the last latent, but was seen; what a
+    way out shows was not, the placebo. The others glance about from the first view.
     """
     out: list[Keys] = [IDLE] * (1 + 2 * int(rng.integers(0, 2)))
-    side = RIGHT if rng.random() < 0.5 else LEFT
-    other = LEFT if side is RIGHT else RIGHT
-    plan = rng.choice(["loop", "round", "glances"], p=[0.75, 0.1, 0.15])
-    if plan == "loop":
-        way, back = int(rng.integers(5, 9)), rng.uniform(1.0, 1.5)
-        out += [side] * 2 * way + [IDLE] * 2 * int(rng.integers(0, 2)) + [other] * 2 * round(way * back)
-    elif plan == "round":
-        out += [side] * 2 * int(rng.integers(16, 20))
+    if rng.random() < AWAY:
+        side, other = (RIGHT, LEFT) if rng.random() < 0.5 else (LEFT, RIGHT)
+        out += [side] * 2 * int(rng.integers(6, 10))
+        while len(out) < latents - 1:
+            side, other = other, side
+            out += [IDLE] * 2 * int(rng.random() < 0.2) + [side] * 2 * int(rng.integers(3, 7))
     while len(out) < latents - 1:
         keys = (RIGHT, LEFT, IDLE)[int(rng.choice(3, p=[0.42, 0.42, 0.16]))]
         out += [keys] * 2 * int(rng.integers(1, 3) if keys is IDLE else rng.integers(1, 6))

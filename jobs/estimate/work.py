@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schemas.timeline import chunk_latents, interval_of_latents, latents_time
-from trainer.config import ConfigError, ModelConfig, Preset
+from trainer.config import ModelConfig, Preset
 from trainer.curriculum import (
-    CLIP,
     Objective,
     PddConfig,
     Solver,
@@ -177,10 +176,9 @@ def _sequences(preset: Preset, stage: Stage) -> Iterable[tuple[Layout, Rule, int
 
 def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: int | None) -> Work:
     """Stage 5: a rollout, its scores, its replay, and the fake score's updates on its clips."""
-    if config.latents % CLIP:
-        raise ConfigError(f"a rollout of {config.latents} latents does not split into clips of {CLIP}")
     schedule = PddSchedule(boundary=preset.boundary)
     chunks, experts = config.latents // preset.chunk, len(preset.experts)
+    clips, per_clip = config.latents // config.clip, config.clip // preset.chunk
     runs: list[Run] = []
     for index in range(chunks):
         past, own = memory(preset, index), target(preset, index, index + 1)
@@ -191,6 +189,8 @@ def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: in
             before = NOTHING if index == 0 else sink(preset) + compressed(preset, 0, index)
             fill = Pass(prefill(preset, index + 1, index), Rule.CAUSAL, context=before, cached_text=True)
             runs.append(Run("prefill", fill, experts, cached=True))
+        if config.replayed and index < chunks - config.replayed * per_clip:
+            continue
         if index:
             again = sink(preset) + compressed(preset, 0, index)
             runs.append(
@@ -198,7 +198,6 @@ def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: in
             )
         replayed = Pass(own, Rule.CAUSAL, context=past, bank=(2, heads))
         runs.append(Run("replay", replayed, trained=True, cached=True))
-    clips, per_clip = config.latents // CLIP, CLIP // preset.chunk
     for index in range(clips):
         scored = Pass(clip(preset, index * per_clip, per_clip), Rule.FULL)
         calls = 2 if config.guidance == 1.0 else 3

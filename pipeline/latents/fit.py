@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from pipeline.stage import Unit
 from schemas import timeline
 from schemas.latents import FittedCodec
 from schemas.quality import Status
+from trainer.codec.weights import CodecError
 
 if TYPE_CHECKING:
     from trainer.codec.linear import Fit
@@ -65,6 +67,23 @@ def fit_codec(units: Iterable[Unit], config: LatentsConfig) -> FittedCodec | Non
             frame_pass(path, [Groups(fit, grid.frames, cover)])
         used.append(unit.clip.clip_id)
     return fit.record(tuple(used)) if used else None
+
+
+def given_codec(config: LatentsConfig) -> FittedCodec:
+    """The linear codec of another corpus, so that one model reads both. Raises CodecError."""
+    path = config.codec.path
+    assert path is not None
+    try:
+        record = FittedCodec.model_validate_json(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        why = "cannot be read" if isinstance(error, OSError) else "is no fitted codec"
+        raise CodecError(f"{path} {why}: give statistics/codec-v*.json of a corpus") from None
+    if (record.height, record.width) != (config.height, config.width):
+        raise CodecError(
+            f"{path} was fitted at {record.height}x{record.width}, and latents are of "
+            f"{config.height}x{config.width}: give one of that size"
+        )
+    return record
 
 
 class Groups:

@@ -59,15 +59,19 @@ class CodecConfig(BaseModel):
         "Wan 2.1",
     )
     path: str | None = Field(
-        default=None, description="wan: a diffusers folder with the VAE, or a Wan2.1_VAE.pth file"
+        default=None,
+        description="wan: a diffusers folder with the VAE, or a Wan2.1_VAE.pth file; linear: a codec-v*.json "
+        "of another corpus, frozen here instead of one that is fitted here",
     )
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="where it runs")
     precision: Precision = Field(default="float32", description="of weights and activations of wan")
 
     @model_validator(mode="after")
     def _path(self) -> CodecConfig:
-        if (self.kind == "wan") != (self.path is not None):
-            raise ValueError(f"kind wan needs a path, and no other has one (kind is {self.kind})")
+        if (self.kind == "wan" and self.path is None) or (self.kind == "none" and self.path is not None):
+            raise ValueError(
+                f"kind wan needs a path, linear may have one, none has none (kind is {self.kind})"
+            )
         return self
 
 
@@ -125,7 +129,8 @@ class Latents:
     def __init__(self, config: LatentsConfig, fitted: FittedCodec | None) -> None:
         self._codec = config.codec
         self._fitted = fitted
-        if config.codec.path is not None:
+        if config.codec.kind == "wan":
+            assert config.codec.path is not None
             identity = f"{vae_identity(Path(config.codec.path))}-{config.codec.precision}"
         else:
             identity = f"linear-{fitted.identity()}" if fitted else ""
@@ -222,7 +227,8 @@ def open_codec(config: CodecConfig, fitted: FittedCodec | None) -> Codec:
         torch.set_num_threads(1)  # one worker a core; sums also come out the same on every machine's count
     elif not torch.cuda.is_available():
         raise CodecError("device is cuda and this machine has none: set device to cpu")
-    if config.path is not None:
+    if config.kind == "wan":
+        assert config.path is not None
         weights = vae_identity(Path(config.path))
         return _open_wan(config.path, weights, config.device, config.precision)
     if fitted is None:

@@ -292,3 +292,26 @@ def test_a_path_without_weights_and_a_stage_that_is_off_are_refused_before_anyth
             f"gameplay:{source}", str(tmp_path / "c"), parse(OFF, "test"), only="latents", pool=InProcess()
         )
     assert Store(str(tmp_path / "c")).list("recordings") == []
+
+
+def test_a_second_corpus_takes_the_codec_of_the_first(footage: Path, corpus: Path, tmp_path: Path) -> None:
+    """One model reads both, so their latents must be of one codec."""
+    given = corpus / "statistics" / "codec-v0001.json"
+    (tmp_path / "source").mkdir()
+    for suffix in ("mp4", "truth.csv", "truth.json"):
+        shutil.copy(footage / f"{CLIPS[1]}.{suffix}", tmp_path / "source")
+    latents = ON["latents"] | {"codec": {"kind": "linear", "path": str(given)}}
+    other = curate(tmp_path / "other", tmp_path / "source", ON | {"latents": latents}) and tmp_path / "other"
+    assert (other / "statistics" / "codec-v0001.json").read_bytes() == given.read_bytes()
+    assert {r["codec"] for r in rows(other, "latents")} == {
+        f"linear-{FittedCodec.model_validate_json(given.read_bytes()).identity()}"
+    }
+    before = tars(other, *FAMILIES)
+    curate(other, tmp_path / "source", ON | {"latents": latents}, recalibrate=True)
+    assert tars(other, *FAMILIES) == before
+    for wrong, why in (
+        (latents | {"height": 128}, "was fitted at 64x128, and latents are of 128x128"),
+        (latents | {"codec": {"kind": "linear", "path": str(tmp_path)}}, "cannot be read"),
+    ):
+        with pytest.raises(CodecError, match=why):
+            curate(other, tmp_path / "source", ON | {"latents": wrong})

@@ -17,6 +17,7 @@ import torch
 import yaml
 
 import jobs.train as train_module
+from jobs.export import choose
 from jobs.train import Options, Told, train
 from jobs.train_config import LookConfig, TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
@@ -104,6 +105,25 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(corpus: str, run: Path, tmp
         assert whole.keys() == parts.keys()
         different = [n for n in whole if not torch.equal(whole[n], parts[n])]
         assert not different, different[:3]
+
+
+def test_exported_weights_start_a_branch_and_serve_as_its_scores(
+    corpus: str, run: Path, tmp_path: Path
+) -> None:
+    """`--init` of stage 5 with one velocity: every interval begins with it, and stage 4 is left out."""
+    export(choose(run, "3", None, lambda line: None), tmp_path / "three", Layout.WORLDPLAY2)
+    there = str(tmp_path / "three")
+    stable = replace(STABLE, score=there, teacher=there, clip=64, replayed=1)
+    options = Options(corpus, tmp_path / "run", "5", steps=1, init=tmp_path / "three")
+    train(settings(stable), options, quiet())
+    (row,) = read_rows(tmp_path / "run" / "5" / "metrics.jsonl")
+    assert row["grad_norm"].keys() <= {"high", "low"} and row["grad_norm"]
+    bank = tensors(tmp_path / "run", "5", "low")
+    assert any("bank" in name for name in bank)
+    for wrong in ({"score": "2b"}, {"teacher": str(tmp_path / "none")}):
+        config = settings(replace(stable, **wrong))  # type: ignore[arg-type]
+        with pytest.raises(TrainError, match=r"is no finished stage of .* and no path"):
+            train(config, replace(options, out=tmp_path / "other"), quiet())
 
 
 @pytest.mark.soak

@@ -296,8 +296,7 @@ def test_wrong_settings_are_refused_by_name() -> None:
     for wrong, message in (
         ({"height": 100}, "multiples of 64, not 100x832"),
         ({"codec": {"kind": "wan"}}, "kind wan needs a path"),
-        ({"codec": {"kind": "linear", "path": "x"}}, "no other has one .kind is linear"),
-        ({"codec": {"path": "x"}}, "no other has one .kind is none"),
+        ({"codec": {"path": "x"}}, "none has none .kind is none"),
     ):
         with pytest.raises(ValidationError, match=message):
             LatentsConfig.model_validate(wrong)

@@ -16,7 +16,7 @@ from trainer.curriculum import STAGES, SigmaLaw, Stage, curriculum
 from trainer.data.batch import Batch
 from trainer.model.layout import Kind
 from trainer.model.wan import Inputs
-from trainer.objectives.flow import chunk_loss, clip_loss, objective, query_loss, query_times
+from trainer.objectives.flow import chunk_loss, clip_loss, objective, query_loss, query_times, sequence
 from trainer.objectives.loss import Loss
 
 SEED = 9
@@ -203,3 +203,26 @@ def test_each_stage_of_the_curriculum_has_its_objective(stage: Stage) -> None:
 def test_stages_of_more_than_one_network_are_refused() -> None:
     with pytest.raises(ConfigError, match="stage 1: pdd is no flow matching"):
         objective(replace(STAGES[0], objective="pdd"))  # type: ignore[arg-type]
+
+
+def test_a_share_of_steps_has_no_compressed_memory_whatever_the_batch() -> None:
+    """`memory_drop`: none of it in the others, and the same in every micro-batch of a step."""
+    stage = replace(STAGES[3], memory_drop=0.4, batch=2, micro=1)
+    minimise, lacked = objective(stage), []
+    for step in range(60):
+        of_step = []
+        for position in (3, 8):
+            model = ByHand(predicted)
+            minimise(model, PRESET, batch_of((position,), 1, 2), "high", SEED, step)
+            (inputs,) = model.seen
+            of_step.append(inputs.history is None)
+            kinds = [frame.kind for frame in inputs.plan.layout.frames]
+            assert (Kind.CMP in kinds) is (inputs.history is not None)
+            assert kinds.count(Kind.SINK) == 1 and kinds.count(Kind.TMP) == 2
+        assert len(set(of_step)) == 1
+        layout, _ = sequence(stage, PRESET, 1, SEED, step)
+        assert (Kind.CMP in [frame.kind for frame in layout.frames]) is not of_step[0]
+        lacked.append(of_step[0])
+    assert 10 <= sum(lacked) <= 38
+    with pytest.raises(ConfigError, match="memory_drop is of chunks"):
+        replace(STAGES[0], memory_drop=0.1)

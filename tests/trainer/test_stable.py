@@ -11,14 +11,15 @@ from torch import Tensor
 from tests.trainer.flow_support import ByHand, batch_of, predicted
 from tests.trainer.model_support import PRESET, draw, noisy_expert
 from tests.trainer.stable_support import SCHEDULE, played, students
-from trainer.curriculum import CLIP, StableConfig
+from trainer.config import ConfigError
+from trainer.curriculum import CLIP, STAGES, StableConfig
 from trainer.model import wan
 from trainer.model.attention import Mask
 from trainer.model.layout import Kind, Layout, Rule, clip
 from trainer.model.wan import Inputs, WanModel, make_plan
 from trainer.schedule import Sigma
 from trainer.stable import played as played_module
-from trainer.stable.played import Played, replayed_block
+from trainer.stable.played import Played, Snapshot, replayed_block
 from trainer.stable.replay import Replay
 from trainer.stable.scores import clip_batch, clip_velocity, critic_loss, draw_level, score_clip
 from trainer.stable.step import replay_all, replay_loss, score
@@ -111,6 +112,48 @@ def test_gradients_chunk_by_chunk_are_those_of_one_retained_graph(
     largest = max(float(g.abs().max()) for g in whole.values())
     assert largest > 0
     assert max(float((one[n] - whole[n]).abs().max()) for n in one) <= 1e-6 * max(1.0, largest)
+
+
+def test_replay_of_the_newest_clip_alone_is_that_of_its_chunks(
+    experts: dict[str, WanModel], video: Played, scores: dict[str, WanModel]
+) -> None:
+    scored = score(PRESET, scores, scores, video, StableConfig(), seed=0, step=0)
+
+    def losses(newest: int) -> dict[int, float]:
+        found: dict[int, float] = {}
+
+        def backward(loss: Tensor, snapshot: Snapshot) -> None:
+            found[snapshot.chunk] = float(loss)
+
+        replay_all(PRESET, experts, video, scored, backward, newest)
+        return found
+
+    seen = {newest: losses(newest) for newest in (0, 1, 2)}
+    assert list(seen[0]) == list(range(CHUNKS)) and seen[2] == seen[0]
+    assert list(seen[1]) == list(range(CHUNKS // 2, CHUNKS))
+    for chunk, loss in seen[1].items():  # a mean over half as many chunks
+        assert loss == pytest.approx(2 * seen[0][chunk], rel=1e-6)
+
+
+def test_a_full_context_score_sees_the_whole_rollout_and_no_memory(
+    video: Played, scores: dict[str, WanModel]
+) -> None:
+    config = StableConfig(latents=2 * CLIP, clip=2 * CLIP)
+    (whole,) = score(PRESET, scores, scores, video, config, seed=0, step=0)
+    assert whole.gradient.shape[2] == 2 * CLIP and whole.gradient.any()
+    batch = clip_batch(video, PRESET, 0, 2 * CLIP)
+    assert batch.history == 0 and batch.low.shape[2] == 0 and torch.equal(batch.latents, video.clean)
+    late = replace(batch, latents=batch.latents + 0.0)
+    late.latents[:, :, -1] += 1.0
+    noisy = [0.5 * b.latents + 0.5 * draw(3, *b.latents.shape) for b in (batch, late)]
+    first, second = (
+        clip_velocity(scores["low"], PRESET, b, n, Sigma(0.5)) for b, n in zip((batch, late), noisy)
+    )
+    assert not torch.equal(first[:, :, 0], second[:, :, 0])  # latent 0 sees latent 63
+    with pytest.raises(ConfigError, match="does not split into clips"):
+        replace(STAGES[-1], stable=StableConfig(latents=80, clip=32))
+    with pytest.raises(ConfigError, match="3 clips replayed, of 2"):
+        replace(STAGES[-1], stable=StableConfig(latents=64, replayed=3))
 
 
 def test_the_gradient_of_a_replay_is_g_and_reaches_its_own_chunk_alone() -> None:

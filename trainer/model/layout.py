@@ -95,6 +95,9 @@ class Layout:
     def only(self, *kinds: Kind) -> Layout:
         return Layout(tuple(frame for frame in self.frames if frame.kind in kinds))
 
+    def without(self, kind: Kind) -> Layout:
+        return Layout(tuple(frame for frame in self.frames if frame.kind is not kind))
+
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """The sequence as stretches of one grid: what a value per frame is broadcast over."""

@@ -44,7 +44,8 @@ def sequence(stage: Stage, preset: Preset, history: int, seed: int, step: int) -
         return frame_queries(preset, history, times), Rule.FULL
     if stage.objective is Objective.CLIP:
         return clip(preset, history, chunks), Rule.FULL
-    return teacher_forced(preset, history, chunks), Rule.CAUSAL
+    layout = teacher_forced(preset, history, chunks)
+    return layout.without(Kind.CMP) if drops_memory(stage, seed, step) else layout, Rule.CAUSAL
 
 
 def objective(stage: Stage) -> Minimised:
@@ -59,7 +60,8 @@ def objective(stage: Stage) -> Minimised:
         return query_loss(model, preset, batch, expert, law, seed, times)
 
     def of_chunks(model: Network, preset: Preset, batch: Batch, expert: str, seed: int, step: int) -> Loss:
-        return chunk_loss(model, preset, batch, expert, law, seed)
+        memory = not drops_memory(stage, seed, step)
+        return chunk_loss(model, preset, batch, expert, law, seed, memory=memory)
 
     chosen: dict[Objective, Minimised] = {
         Objective.CLIP: of_clip,
@@ -92,6 +94,11 @@ def query_times(latents: int, most: int, seed: int, step: int) -> tuple[int, ...
     return tuple(sorted(torch.randperm(latents, generator=generator)[:count].tolist()))
 
 
+def drops_memory(stage: Stage, seed: int, step: int) -> bool:
+    """Whether a step has no compressed frames: a whole step, on every rank, since layouts are shared."""
+    return float(torch.rand((), generator=keyed(seed, "memory", step))) < stage.memory_drop
+
+
 def query_loss(
     model: Network,
     preset: Preset,
@@ -119,15 +126,21 @@ def chunk_loss(
     law: SigmaLaw,
     seed: int,
     bucket: int = BUCKET,
+    memory: bool = True,
 ) -> Loss:
     """Every target chunk from the true chunks before it: [S | C.. | pad | T.. | P..] in one causal pass.
 
     L = mean over i of || v(x_i at sigma_i, 1000 sigma_i, y_i, m_<i, a, d_i) - (eps_i - x_i) ||^2.
-    Memory and targets read the prompt of their own chunk. Source: spec/worldplay2.md d, e, l.7.
+    Memory and targets read the prompt of their own chunk. memory: False leaves the compressed frames out;
+    sink and anchors stay. Source: spec/worldplay2.md d, e, l.7.
     """
     chunks = _target(preset, batch)
-    bare = teacher_forced(preset, batch.history, chunks).count(Kind.CMP)
-    layout = teacher_forced(preset, batch.history, chunks, -(-bare // bucket) * bucket)
+    layout = teacher_forced(preset, batch.history, chunks)
+    if memory:
+        padded = -(-layout.count(Kind.CMP) // bucket) * bucket
+        layout = teacher_forced(preset, batch.history, chunks, padded)
+    else:
+        layout = layout.without(Kind.CMP)
     return _matched(model, preset, batch, layout, Rule.CAUSAL, expert, law, seed)
 
 

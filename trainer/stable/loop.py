@@ -40,7 +40,7 @@ from trainer.rollout import Scene
 from trainer.schedule import PddSchedule, Sigma
 from trainer.stable.played import Played, Snapshot, play
 from trainer.stable.scores import Scored, clip_batch, clips_of, critic_loss, draw_level
-from trainer.stable.step import replay_all, score
+from trainer.stable.step import recorded, replay_all, score
 from trainer.stable.watch import Pictures, Reading, Rule, Watch, WatchConfig
 from trainer.state import TrainState
 
@@ -389,8 +389,9 @@ class _Run:
         self, step: int, played: Played, scored: tuple[Scored, ...], rollouts: int, *, last: bool
     ) -> None:
         """Gradients of each student whose turn it is; of the step's last replay on, ranks share them."""
-        task = self.task
-        left = {n: sum(s.block.expert == n for s in played.snapshots) for n in self.active(step)}
+        task, newest = self.task, self.config.replayed
+        shown = recorded(played, newest * self.config.clip // task.preset.chunk)
+        left = {n: sum(s.block.expert == n for s in shown) for n in self.active(step)}
 
         def backward(loss: Tensor, snapshot: Snapshot) -> None:
             name = snapshot.block.expert
@@ -399,7 +400,7 @@ class _Run:
             accumulate(self.roles.student[name], task.parallel, last=last and left[name] == 0)
             (loss / rollouts).backward()  # type: ignore[no-untyped-call]
 
-        replay_all(task.preset, {n: self.roles.student[n] for n in left}, played, scored, backward)
+        replay_all(task.preset, {n: self.roles.student[n] for n in left}, played, scored, backward, newest)
 
     def _move(self, step: int) -> dict[str, float]:
         """One step of each student that has gradients. Returns their norms."""
@@ -422,14 +423,14 @@ class _Run:
         only = active[0] if len(active) == 1 else None
         for k in range(config.critic_steps):
             draw = torch.randint(
-                clips_of(rollouts[0], preset), (), generator=keyed(seed, step, k, "critic-clip")
+                clips_of(rollouts[0], preset, config.clip), (), generator=keyed(seed, step, k, "critic-clip")
             )
             sigma = draw_level(preset, config, only, seed, step, k, "critic-level")
             state, model = self.fake[preset.expert(sigma)], self.roles.fake[preset.expert(sigma)]
             total = torch.zeros((), device=self.mesh.device)
             for place, played in enumerate(rollouts):
                 accumulate(model, self.task.parallel, last=place == len(rollouts) - 1)
-                batch = clip_batch(played, preset, int(draw))
+                batch = clip_batch(played, preset, int(draw), config.clip)
                 loss = critic_loss(model, preset, batch, sigma, seed, step, k, "critic").mean()
                 (loss / len(rollouts)).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach() / len(rollouts)
@@ -444,7 +445,8 @@ class _Run:
         """Loss of a score on the last clip of every rollout, at fixed levels and the noise of the step."""
         preset, total = self.task.preset, torch.zeros((), device=self.mesh.device)
         for played in rollouts:
-            batch: Batch = clip_batch(played, preset, clips_of(played, preset) - 1)
+            clips = clips_of(played, preset, self.config.clip)
+            batch: Batch = clip_batch(played, preset, clips - 1, self.config.clip)
             for sigma in PROBES:
                 model = models[preset.expert(sigma)]
                 total += critic_loss(model, preset, batch, sigma, self.task.seed, step, "probe").mean()

@@ -28,19 +28,19 @@ from trainer.stable.played import Played
 Experts = Mapping[str, Network]
 
 
-def clips_of(played: Played, preset: Preset) -> int:
-    """Clips of a rollout. Raises ValueError where it is no whole number of them."""
+def clips_of(played: Played, preset: Preset, length: int = CLIP) -> int:
+    """Clips of `length` latents of a rollout. Raises ValueError where it is no whole number of them."""
     latents = played.chunks * preset.chunk
-    if latents % CLIP:
-        raise ValueError(f"a rollout of {latents} latents does not split into clips of {CLIP}")
-    return latents // CLIP
+    if latents % length:
+        raise ValueError(f"a rollout of {latents} latents does not split into clips of {length}")
+    return latents // length
 
 
-def clip_batch(played: Played, preset: Preset, index: int) -> Batch:
+def clip_batch(played: Played, preset: Preset, index: int, length: int = CLIP) -> Batch:
     """Clip `index` and everything before it, as the batch that stage 2 trains on: one prompt, that of the
     clip's middle. Source: spec/worldplay2.md l.7."""
-    scene, stop = played.scene, (index + 1) * CLIP
-    chunks = CLIP // preset.chunk
+    scene, stop = played.scene, (index + 1) * length
+    chunks = length // preset.chunk
     device = played.full.device
     prompt = scene.prompts[index * chunks + chunks // 2]
     return Batch(
@@ -49,7 +49,7 @@ def clip_batch(played: Played, preset: Preset, index: int) -> Batch:
         index * chunks,
         played.full[:, :16, :stop],
         played.full[:, 16:, :stop],
-        played.low[:, :, : index * CLIP // 2],
+        played.low[:, :, : index * length // 2],
         scene.actions[:, :stop].to(device),
         scene.text(prompt, device).embeddings,
         (0,) * (stop // preset.chunk),
@@ -74,7 +74,7 @@ def draw_level(
 
 @dataclass(frozen=True)
 class Scored:
-    """gradient: g of a clip, [B, 16, 32, H, W], zero where a video does not count. counts: [B] bool.
+    """gradient: g of a clip, [B, 16, L, H, W], zero where a video does not count. counts: [B] bool.
     scale: [B], mean |x - x0_real|. size: [B], mean |g|. sigma: at which it was scored."""
 
     gradient: Tensor
@@ -94,12 +94,12 @@ def score_clip(
     sigma: Sigma,
     noise: Tensor,
 ) -> Scored:
-    """g of the clip that a batch ends with, at one noise level. noise: [B, 16, 32, H, W].
+    """g of the clip of L latents that a batch ends with, at one noise level. noise: [B, 16, L, H, W].
 
     The floor of the scale is a share of the clip's own size, so that a clip which the teacher would not move
     gives a bounded gradient. A video whose g is not finite, or has a value above the limit, is left out.
     """
-    clean = batch.latents[:, :, -CLIP:]
+    clean = _clip(batch, preset)
     noisy = (1.0 - sigma) * clean + sigma * noise
     expert = preset.expert(sigma)
 
@@ -122,15 +122,21 @@ def score_clip(
     return Scored(gradient, counts, scale, gradient.abs().mean(dim=(1, 2, 3, 4)), sigma)
 
 
+def _clip(batch: Batch, preset: Preset) -> Tensor:
+    """The clip that a batch ends with: all behind its history."""
+    return batch.latents[:, :, batch.history * preset.chunk :]
+
+
 def clip_velocity(
     model: Network, preset: Preset, batch: Batch, noisy: Tensor, sigma: Sigma, *, negative: bool = False
 ) -> Tensor:
-    """v(x_sigma, sigma, m_<, A) of the clip that a batch ends with, [B, 16, 32, H, W]."""
-    layout = clip(preset, batch.history, CLIP // preset.chunk)
+    """v(x_sigma, sigma, m_<, A) of the clip that a batch ends with, [B, 16, L, H, W]."""
+    length = noisy.shape[2]
+    layout = clip(preset, batch.history, length // preset.chunk)
     levels = torch.full(
         (len(batch), layout.count(Kind.PRED)), sigma, dtype=torch.float64, device=noisy.device
     )
-    target = torch.cat([noisy, batch.condition[:, :, -CLIP:]], dim=1)
+    target = torch.cat([noisy, batch.condition[:, :, -length:]], dim=1)
     return forward(model, batch, layout, Rule.FULL, target, levels, negative=negative).velocity
 
 
@@ -142,7 +148,7 @@ def critic_loss(
     L = || v_fake(x_sigma, m_<) - (eps - x) ||^2. The rollout is data: no gradient reaches the student.
     Source: spec/worldplay2.md g.2 step 5.
     """
-    clean = batch.latents[:, :, -CLIP:]
+    clean = _clip(batch, preset)
     noise = noise_of(batch.positions, tuple(clean.shape[1:]), clean.device, seed, *role)
     noisy = (1.0 - sigma) * clean + sigma * noise
     velocity = clip_velocity(model, preset, batch, noisy, sigma)

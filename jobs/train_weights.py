@@ -1,0 +1,66 @@
+"""Weights that a run starts from or has finished: averages of its checkpoints, and exported files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from jobs.train_config import TrainError
+from trainer.checkpoint import Checkpoints
+from trainer.config import Preset
+from trainer.export import SCHEDULE
+from trainer.model.adapters import Contents
+from trainer.model.pdd_head import IntervalHead
+from trainer.model.wan import WanModel
+from trainer.run_folder import RunFolder
+from trainer.schedule import PddSchedule
+from trainer.state import load_weights, weight_shapes
+from trainer.weights.checkpoint import open_checkpoint
+from trainer.weights.transfer import load
+
+
+def from_run(folder: RunFolder, stage: str, expert: str, preset: Preset) -> WanModel:
+    """The newest average of a stage, fp32 on the host, with the head that was trained.
+
+    Raises TrainError where there is none, or one of few-step heads of another schedule.
+    """
+    checkpoints = Checkpoints(folder.checkpoints(stage, expert), say=lambda line: None)
+    try:
+        saved = checkpoints.newest()
+    finally:
+        checkpoints.close()
+    if saved is None:
+        raise TrainError(f"{folder.path} has no weights of stage {stage}, expert {expert}")
+    heads, schedule = weight_shapes(saved).get("head.bank_weight", (1,))[0], schedule_of(preset)
+    if heads > 1 and saved.note.get(SCHEDULE) != asdict(schedule):
+        raise TrainError(
+            f"{saved.path} has few-step heads of the schedule {saved.note.get(SCHEDULE)}, this run has "
+            f"{asdict(schedule)}: one schedule serves start, rollout, replay and inference"
+        )
+    with torch.device("meta"):
+        sizes = preset.model
+        head = IntervalHead(sizes.dim, sizes.patch_out, sizes.eps, heads) if heads > 1 else None
+        model = WanModel(sizes, head)
+    model = model.to_empty(device="cpu")
+    load_weights(saved, model, average=True)
+    return model
+
+
+def from_files(path: Path, expert: str, preset: Preset) -> WanModel:
+    """An expert of exported weights with one velocity, fp32 on the host. Raises TrainError."""
+    found = {e.name: e for e in open_checkpoint(path).experts}
+    if expert not in found:
+        raise TrainError(f"{path} has no expert {expert}: it has {', '.join(found)}")
+    chosen = found[expert]
+    if chosen.found.preset.name != preset.name:
+        raise TrainError(f"{path} is of preset {chosen.found.preset.name}, not {preset.name}")
+    if chosen.found.contents not in (Contents.BASE, Contents.VELOCITY):
+        raise TrainError(f"{path} is {chosen.found.contents.words}: one velocity is needed")
+    return load(chosen)
+
+
+def schedule_of(preset: Preset) -> PddSchedule:
+    """Of stages 4 and 5, and of whatever samples with their weights."""
+    return PddSchedule(boundary=preset.boundary)
