@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from jobs.model import checked_device
 from jobs.train_config import TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
 from jobs.train_look import Looker, codec_of
@@ -96,6 +97,9 @@ def train(config: TrainConfig, options: Options, told: Told | None = None) -> No
     Raises UserError in one line: what does not fit, before the first step; Stopped after SIGTERM or Ctrl-C;
     NotFiniteError; TrainError where a gate did not pass.
     """
+    if options.device not in (None, "cpu", "cuda"):
+        raise TrainError(f"--device {options.device!r}: give cpu or cuda; ranks choose their own GPU")
+    checked_device(options.device or "cpu")
     # The prediction is a view, and nobody writes into it.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     try:

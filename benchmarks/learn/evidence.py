@@ -59,8 +59,9 @@ HISTORIES = (2, 3, 4)
 """Chunks before what is generated."""
 RETURNS = range(3, 12)
 """Chunks before a return: stage 3 trains with up to 11 (a history of 8, and 3 targets behind it)."""
-LEVELS = 4
-"""Noise levels of each expert, and draws of noise: a loss of a chunk is a mean of 2 x 4."""
+LEVELS, DRAWS = 4, 4
+"""Noise levels of each expert, and draws of noise at each: a loss of a chunk is a mean of 2 x 4 x 4. With every
+draw, another's memory is that of another clip."""
 PASS = 24
 """Clips of one pass."""
 
@@ -251,33 +252,40 @@ class Evidence:
                 latents = self.preset.chunk * (history + 1)
                 batch = read_clips(self.data, self.preset, [p.clip for p in group], latents, history)
                 at = torch.from_numpy(np.stack([p.hidden for p in group]))[:, :, None, :].float()
-                for name, layout, memory in self._memories(batch):
-                    value = self._error(batch, layout, memory)
+                for name, layout, memories in self._memories(batch):
+                    value = self._error(batch, layout, memories)
                     whole[name] += value.mean((1, 2, 3)).tolist()
                     shown = at.expand_as(value)
                     hidden[name] += ((value * shown).sum((1, 2, 3)) / shown.sum((1, 2, 3))).tolist()
                 names += batch.samples
         return {k: np.array(v) for k, v in whole.items()}, {k: np.array(v) for k, v in hidden.items()}, names
 
-    def _memories(self, batch: Batch) -> Iterator[tuple[str, Layout, Batch | None]]:
+    def _memories(self, batch: Batch) -> Iterator[tuple[str, Layout, Sequence[Batch | None]]]:
+        """Of every control its layout, and what the compressor reads at each draw."""
         usual = teacher_forced(self.preset, batch.history, 1)
-        yield "own", usual, None
-        yield "none", usual.without(Kind.CMP), None
-        yield "other", usual, rolled(batch)
-        yield "still", usual, standing(batch, self.preset)
-        yield "zeroed", usual, zeroed(batch)
-        yield "window", window(self.preset, batch.history), None
+        others = [rolled(batch)]
+        while len(others) < min(DRAWS, len(batch) - 1):
+            others.append(rolled(others[-1]))
+        yield "own", usual, [None]
+        yield "none", usual.without(Kind.CMP), [None]
+        yield "other", usual, others
+        yield "still", usual, [standing(batch, self.preset)]
+        yield "zeroed", usual, [zeroed(batch)]
+        yield "window", window(self.preset, batch.history), [None]
 
     @torch.no_grad()
-    def _error(self, batch: Batch, layout: Layout, memory: Batch | None) -> Tensor:
-        """[B, 4, h, w]: flow loss of a chunk, the mean over noise levels of both experts alike."""
+    def _error(self, batch: Batch, layout: Layout, memories: Sequence[Batch | None]) -> Tensor:
+        """[B, 4, h, w]: flow loss of a chunk, the mean over noise levels of both experts alike, and draws.
+        memories: taken in turn."""
         times = list(layout.only(Kind.PRED).times)
         clean, y = batch.latents[:, :, times], batch.condition[:, :, times]
         parts = []
         for expert, model in self.playing.items():
-            for number, sigma in enumerate(even_levels(SigmaLaw(), self.preset, expert, LEVELS).tolist()):
+            levels_of = even_levels(SigmaLaw(), self.preset, expert, LEVELS).tolist()
+            for number, (sigma, draw) in enumerate(itertools.product(levels_of, range(DRAWS))):
                 noise = noise_of(batch.positions, tuple(clean.shape[1:]), clean.device, 0, expert, number)
                 levels = torch.full((len(batch), len(times)), sigma, dtype=torch.float64)
+                memory = memories[draw % len(memories)]
                 target = torch.cat([(1 - sigma) * clean + sigma * noise, y], dim=1)
                 out = forward(model, batch, layout, Rule.CAUSAL, target, levels, memory=memory).velocity
                 parts.append((out.float() - (noise - clean)).square().mean(1))

@@ -143,7 +143,7 @@ def _measure(
             None if run.bank is None else IntervalHead(config.dim, config.patch_out, config.eps, run.bank[1])
         )
         model = WanModel(config, head).to(dtype).requires_grad_(gradient)
-    inputs = empty_inputs(config, run, dtype, backend)
+    inputs = empty_inputs(config, run, dtype, backend, sequence)
     if sequence > 1:
         model.spread = _Longest(run.layout, sequence)
     if checkpointing:
@@ -197,9 +197,15 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
 
 
 def empty_inputs(
-    config: ModelConfig, run: Pass, dtype: torch.dtype, backend: Backend, device: torch.device = META
+    config: ModelConfig,
+    run: Pass,
+    dtype: torch.dtype,
+    backend: Backend,
+    sequence: int = 1,
+    device: torch.device = META,
 ) -> Inputs:
-    """What a pass over one sample is given: its shapes, without values."""
+    """What a pass over one sample is given: its shapes, without values. sequence: ranks that share it, each
+    with its heads of cached memory."""
     layout, context = run.layout, run.context
     grid = next(f.grid for f in layout.frames if f.kind not in (Kind.CMP, Kind.PAD))
     height, width = grid.rows * config.patch[1], grid.cols * config.patch[2]
@@ -219,7 +225,7 @@ def empty_inputs(
                 torch.empty(1, config.in_dim, compressed, *small),
             )
         if len(context):
-            shape = (1, context.tokens, config.heads, config.head_dim)
+            shape = (1, context.tokens, config.heads // sequence, config.head_dim)
             keys, values = (
                 tuple(torch.empty(shape, dtype=dtype) for _ in range(config.layers)) for _ in range(2)
             )

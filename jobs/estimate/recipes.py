@@ -7,6 +7,7 @@ Bytes a parameter: master 4, gradient 4 (both sharded, fp32), moments 8, 4 or 2,
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +17,8 @@ from typing import Any
 from jobs.estimate.footprint import Parameters, activations, kv_bytes, parameters
 from jobs.estimate.work import Work
 from trainer.config import ConfigError, Preset
-from trainer.model.layout import LayoutError
+from trainer.distributed.ulysses import cut
+from trainer.model.layout import Layout, LayoutError
 
 GB = 1e9
 PROCESS_BYTES = 4 * GB
@@ -165,7 +167,7 @@ class Planner:
     def __init__(self, preset: Preset, work: Work, machine: Machine) -> None:
         self.preset, self.work, self.machine = preset, work, machine
         self.size = parameters(preset.model)
-        self.flops = {again: sample_flops(preset, work, again) for again in (True, False)}
+        self._flops: dict[tuple[bool, int], float] = {}
 
     def estimate(self, recipe: Recipe) -> Estimate:
         """Bytes by part, and time. Raises LayoutError when a sequence has fewer frames than ranks."""
@@ -177,7 +179,7 @@ class Planner:
         gpu["gathered"] = gathered_bytes(self.size)
         own = work.stage.batch * recipe.sequence // machine.world
         gpu["activations"] = float(min(work.stage.micro, own) * sample_bytes(self.preset, work, recipe))
-        gpu["caches"] = float(kv_bytes(self.preset.model, work.cache))
+        gpu["caches"] = kv_bytes(self.preset.model, work.cache) / recipe.sequence
         node = machine.gpus / ranks
         host = {part: value * node for part, value in state.items() if part in on_host or part == PARKED}
         saved = sum(state[part] for part in ("masters", "moments", "average"))
@@ -187,9 +189,11 @@ class Planner:
         return Estimate(recipe, _some(gpu), _some(host), step, step * work.stage.steps * work.rounds / DAY)
 
     def step_seconds(self, recipe: Recipe) -> float:
-        """Of one step of one expert, its whole batch. Ranks of a sequence repeat what runs over caches."""
-        shared, cached = self.flops[recipe.checkpointing]
-        total = self.work.stage.batch * (shared + cached * recipe.sequence)
+        """Of one step of one expert, its whole batch."""
+        key = recipe.checkpointing, recipe.sequence
+        if key not in self._flops:
+            self._flops[key] = sample_flops(self.preset, self.work, *key)
+        total = self.work.stage.batch * self._flops[key]
         return total / (self.machine.world * self.machine.flops * self.machine.mfu)
 
 
@@ -197,12 +201,20 @@ def _some(parts: Mapping[str, float]) -> dict[str, float]:
     return {part: value for part, value in parts.items() if value}
 
 
-def sample_flops(preset: Preset, work: Work, checkpointing: bool) -> tuple[float, float]:
-    """FLOPs of one sample of a step: of passes that a sequence can share, and of those over caches."""
-    found = {False: 0.0, True: 0.0}
-    for run in work.runs:
-        found[run.cached] += run.flops(preset.model, checkpointing=checkpointing)
-    return found[False], found[True]
+def sample_flops(preset: Preset, work: Work, checkpointing: bool, sequence: int) -> float:
+    """FLOPs of one sample of a step. A pass that its ranks cannot share evenly takes as long as its longest
+    stretch: an anchor is one frame, which one rank has while the others wait."""
+    return math.fsum(
+        run.flops(preset.model, checkpointing=checkpointing) * unevenness(run.run.layout, sequence)
+        for run in work.runs
+    )
+
+
+def unevenness(layout: Layout, ranks: int) -> float:
+    """Tokens of the longest stretch by those of an even one."""
+    tokens = tuple(frame.grid.tokens for frame in layout.frames)
+    longest = max(sum(tokens[a:b]) for a, b in itertools.pairwise(cut(tokens, ranks)))
+    return longest * ranks / layout.tokens
 
 
 PARKED = "other expert's masters and moments"
@@ -240,20 +252,18 @@ def gathered_bytes(size: Parameters) -> float:
 
 
 def sample_bytes(preset: Preset, work: Work, recipe: Recipe) -> int:
-    """Peak of activations of one sample, over the passes of a step. What runs over caches is not shared."""
-    found = 0
-    for trained, cached in itertools.product((True, False), (True, False)):
-        run = work.longest(trained=trained, cached=cached)
-        if run is not None:
-            peak = activations(
-                preset.model,
-                run,
-                checkpointing=recipe.checkpointing and trained,
-                gradient=trained,
-                sequence=1 if cached else recipe.sequence,
-            ).peak
-            found = max(found, peak)
-    return found
+    """Peak of activations of one sample, over the passes of a step."""
+    return max(
+        activations(
+            preset.model,
+            run,
+            checkpointing=recipe.checkpointing and trained,
+            gradient=trained,
+            sequence=recipe.sequence,
+        ).peak
+        for trained in (True, False)
+        for run in work.longest(trained=trained)
+    )
 
 
 @dataclass(frozen=True)

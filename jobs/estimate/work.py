@@ -69,14 +69,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Run:
-    """A pass and how often a sample of a step needs it. trained: with gradient. cached: over a cache of keys
-    and values, which ranks that share a sequence cannot share."""
+    """A pass and how often a sample of a step needs it. trained: with gradient."""
 
     what: str
     run: Pass
     times: float = 1.0
     trained: bool = False
-    cached: bool = False
 
     def flops(self, config: ModelConfig, *, checkpointing: bool) -> float:
         flops = self.run.flops(config)
@@ -106,10 +104,15 @@ class Work:
         """How often the steps of the stage are made: by each expert, or once where a step trains both."""
         return 1 if self.is_stable else self.experts
 
-    def longest(self, *, trained: bool, cached: bool = False) -> Pass | None:
-        """The pass with most tokens among those with or without gradient, over caches or not."""
-        found = [r.run for r in self.runs if (r.trained, r.cached) == (trained, cached)]
-        return max(found, key=lambda run: (run.tokens, run.context.tokens), default=None)
+    def longest(self, *, trained: bool) -> tuple[Pass, ...]:
+        """Of the passes with or without gradient, that with most tokens, and that over most memory."""
+        found = [r.run for r in self.runs if r.trained is trained]
+        if not found:
+            return ()
+        return (
+            max(found, key=lambda run: (run.tokens, run.context.tokens)),
+            max(found, key=lambda run: (run.context.tokens, run.tokens)),
+        )
 
     def tokens(self) -> float:
         """Tokens of a sample that run with gradient."""
@@ -184,20 +187,18 @@ def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: in
         past, own = memory(preset, index), target(preset, index, index + 1)
         heads = max(schedule.heads(name) for name in preset.experts)
         step = Pass(own, Rule.CAUSAL, context=past, bank=(2, heads), cached_text=True)
-        runs.append(Run("rollout", step, len(schedule.blocks), cached=True))
+        runs.append(Run("rollout", step, len(schedule.blocks)))
         if index + 1 < chunks:
             before = NOTHING if index == 0 else sink(preset) + compressed(preset, 0, index)
             fill = Pass(prefill(preset, index + 1, index), Rule.CAUSAL, context=before, cached_text=True)
-            runs.append(Run("prefill", fill, experts, cached=True))
+            runs.append(Run("prefill", fill, experts))
         if config.replayed and index < chunks - config.replayed * per_clip:
             continue
         if index:
             again = sink(preset) + compressed(preset, 0, index)
-            runs.append(
-                Run("replay: anchor", Pass(anchor(preset, index), Rule.CAUSAL, context=again), cached=True)
-            )
+            runs.append(Run("replay: anchor", Pass(anchor(preset, index), Rule.CAUSAL, context=again)))
         replayed = Pass(own, Rule.CAUSAL, context=past, bank=(2, heads))
-        runs.append(Run("replay", replayed, trained=True, cached=True))
+        runs.append(Run("replay", replayed, trained=True))
     for index in range(clips):
         scored = Pass(clip(preset, index * per_clip, per_clip), Rule.FULL)
         calls = 2 if config.guidance == 1.0 else 3

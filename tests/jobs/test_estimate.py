@@ -44,7 +44,7 @@ def passes(preset: Preset) -> dict[str, Pass]:
 
 def given(preset: Preset, run: Pass) -> Inputs:
     """Numbers of no meaning, but actions, which must be of their domain."""
-    inputs = empty_inputs(preset.model, run, torch.float32, Backend.DENSE, CPU)
+    inputs = empty_inputs(preset.model, run, torch.float32, Backend.DENSE, device=CPU)
     return replace(inputs, actions=torch.zeros_like(inputs.actions))
 
 

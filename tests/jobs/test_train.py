@@ -20,6 +20,7 @@ from jobs.commands.base import app
 from jobs.train import Options, Told, train
 from jobs.train_config import LookConfig, TrainConfig, TrainError, load, plain, shown
 from jobs.train_data import TrainingData
+from schemas.errors import UserError
 from tests.jobs.train_corpus import write_corpus
 from trainer.checkpoint import list_steps, read_saved
 from trainer.config import TINY, Geometry, Preset
@@ -185,6 +186,10 @@ def test_what_cannot_work_is_refused_before_the_first_step(corpus: str, tmp_path
     wide = write_corpus(tmp_path / "wide", train=1, val=0, text_dim=512)
     with pytest.raises(TrainError, match=r"text of 512 values a token .*, preset tiny reads 384"):
         train(config, Options(wide, run, "3"), told)
+    for device, why in (("tpu", "give cpu or cuda"), ("cuda:1", "ranks choose"), ("cuda", "sees 0 GPUs")):
+        if device != "cuda" or not torch.cuda.is_available():
+            with pytest.raises(UserError, match=why):
+                train(config, Options(corpus, run, "3", device=device), told)
     with pytest.raises(TrainError, match="--experts single: preset tiny has high, low"):
         train(config, Options(corpus, run, "3", ("single",)), told)
     data = TrainingData.open(corpus, config.data, TINY)

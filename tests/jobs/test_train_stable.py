@@ -127,12 +127,13 @@ def test_exported_weights_start_a_branch_and_serve_as_its_scores(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("stage", ["4", "5"])
+@pytest.mark.parametrize(("stage", "sequence"), [("4", 1), ("5", 1), ("5", 2)])
 def test_two_ranks_killed_and_started_anew_train_what_one_process_does(
-    corpus: str, run: Path, tmp_path: Path, stage: str
+    corpus: str, run: Path, tmp_path: Path, stage: str, sequence: int
 ) -> None:
     config, file = settings(), tmp_path / "train.yaml"
-    file.write_text(yaml.safe_dump(plain(config)))
+    shared = replace(config, parallel=replace(config.parallel, sequence=sequence))
+    file.write_text(yaml.safe_dump(plain(shared)))
     runs = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

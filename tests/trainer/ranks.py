@@ -25,6 +25,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.model_support import PRESET, Video, draw, noisy_expert
+from tests.trainer.stable_support import SCHEDULE, scene, students
+from tests.trainer.tiny_codecs import fitted
+from trainer.codec.linear import Linear
 from trainer.curriculum import OptimConfig
 from trainer.distributed.mesh import Mesh, Parallel, RanksDifferError, StalledError, end_rank, make_mesh
 from trainer.distributed.parallelize import accumulate, parallelize, train_only
@@ -32,6 +35,10 @@ from trainer.model.kvcache import RawText
 from trainer.model.layout import Layout, Rule, chunk_prompts, clip, frame_queries, teacher_forced
 from trainer.model.wan import History, Inputs, WanModel, make_plan
 from trainer.optim import clip_gradients, make_optimizer
+from trainer.schedule import Sigma
+from trainer.stable.played import Played, Snapshot, play
+from trainer.stable.scores import Scored
+from trainer.stable.step import replay_all
 
 STRONG = 10.0
 """Prompts of this size: at 1.0 attention to text is uniform, and the gradients of its queries and keys are
@@ -40,6 +47,8 @@ STAGE_3 = (teacher_forced(PRESET, 2, 2, 8), Rule.CAUSAL)  # six compressed laten
 STAGE_2B = (clip(PRESET, 3, 1), Rule.FULL)
 STAGE_2A = (frame_queries(PRESET, 4, (1, 6, 15)), Rule.FULL)
 LONG = (clip(PRESET, 40, 1), Rule.FULL)  # so much memory that both ranks of a sequence have some
+CHUNKS = 5
+"""Of a rollout. The anchor of each is one frame, so one rank of a sequence has none of it."""
 STEPS = 3
 # A large eps, because elements whose gradient is rounding noise would move by the full rate in any direction.
 OPTIM = OptimConfig(lr=1e-3, eps=1e-3, clip=0.05)
@@ -158,6 +167,48 @@ def compare(
         "states": given.states == wanted.states == len(given.grads),
         "placements": sorted({str(p.placements) for p in model.parameters() if isinstance(p, DTensor)}),
     }
+
+
+def played_by_all(mesh: Mesh) -> Answer:
+    """Stage 5 with a sequence that is shared: a rollout over caches, and its replay, against one process."""
+    here = make_mesh(Parallel(sequence=mesh.world), "cpu")
+    found = []
+    for parallel in (None, Parallel(sequence=mesh.world)):
+        models = students()
+        for name, model in models.items():
+            train_only(model, ("",))
+            models[name] = model if parallel is None else parallelize(model, here, parallel)
+        shown = scene(CHUNKS)
+        shown = replace(shown, texts=tuple(STRONG * text for text in shown.texts))
+        video = play(PRESET, models, Linear(fitted()), shown, SCHEDULE, seed=0, step=0)
+        grads = {n: _replayed(model, n, video, parallel) for n, model in models.items()}
+        found.append((video, grads, sum(cache.bytes for cache in video.caches.values())))
+    (alone, wanted, bytes_alone), (together, given, own) = found
+    blocks = {n: sum(s.block.expert == n for s in alone.snapshots) for n in wanted}
+    return {
+        "video": ((together.full - alone.full).norm() / alone.full.norm()).item(),
+        "grads": max(far(given[n], wanted[n]) for n in wanted if blocks[n]),
+        "blocks": list(blocks.values()),
+        "share of the cache": own / bytes_alone,
+    }
+
+
+def _replayed(model: WanModel, name: str, video: Played, parallel: Parallel | None) -> dict[str, Tensor]:
+    """Gradients of an expert after the replay of all of its steps."""
+    gradient = draw(3, 2, 16, CHUNKS * PRESET.chunk, *PRESET.geometry.latent)
+    one = torch.ones(2)
+    scored = (Scored(gradient, one.bool(), one, one, Sigma(0.5)),)
+    left = sum(s.block.expert == name for s in video.snapshots)
+
+    def backward(loss: Tensor, snapshot: Snapshot) -> None:
+        nonlocal left
+        left -= 1
+        if parallel is not None:
+            accumulate(model, parallel, last=left == 0)
+        loss.backward()
+
+    replay_all(PRESET, {name: model}, video, scored, backward)
+    return {n: whole(p.grad).clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def refusal(act: Callable[[], object], kind: type[Exception]) -> str:
@@ -284,6 +335,7 @@ CHECKS: dict[str, Callable[[Mesh], Answer]] = {
     "sequence, parts frozen": lambda mesh: compare(
         mesh, Parallel(sequence=mesh.world), trained=("memory",), sequence=LONG, steps=1
     ),
+    "sequence, played": played_by_all,
     "eight bits": eight_bits,
     "mixed norm": mixed_norm,
     "not finite": not_finite,

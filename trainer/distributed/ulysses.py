@@ -2,8 +2,8 @@
 
 Frames differ in tokens, so stretches do too; they are cut at frames because modulation and actions are
 values of a frame. Around self-attention tokens are exchanged for heads and back; everything else is local.
-Before the head the predicted tokens are gathered, so every rank of a sequence has the whole prediction and
-the same loss.
+Cached memory lies as attention wants it: each rank has all of its tokens, of its own heads. Before the head
+the predicted tokens are gathered, so every rank of a sequence has the whole prediction and the same loss.
 
 Gradients. Let S ranks share a sequence. The sharding averages over all ranks, so over a sequence it takes the
 sum of the S gradients divided by S. Behind the gather (head, loss) each rank has the whole gradient: right.
@@ -22,18 +22,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.model.attention import Mask, attend
+from trainer.model.attention import Mask
 from trainer.model.layout import Kind, Layout, LayoutError
+from trainer.model.plan import Attended, Past, over_memory
 
 
 @functools.lru_cache(maxsize=256)
 def cut(tokens: tuple[int, ...], parts: int) -> tuple[int, ...]:
     """First frame of each part, then the number of frames: stretches whose largest has the fewest tokens.
 
-    tokens: of each frame. Raises LayoutError when there are fewer frames than parts.
+    tokens: of each frame. With fewer frames than parts the last parts are empty.
     """
-    if len(tokens) < parts:
-        raise LayoutError(f"a sequence of {len(tokens)} frames cannot be shared by {parts} ranks")
     low, high = max(tokens), sum(tokens)
     while low < high:
         middle = (low + high) // 2
@@ -46,7 +45,10 @@ def cut(tokens: tuple[int, ...], parts: int) -> tuple[int, ...]:
     while len(starts) < parts:
         ends = [*starts[1:], len(tokens)]
         longest = max(range(len(starts)), key=lambda i: ends[i] - starts[i])
-        starts.insert(longest + 1, ends[longest] - 1)
+        if ends[longest] - starts[longest] < 2:
+            starts.append(len(tokens))
+        else:
+            starts.insert(longest + 1, ends[longest] - 1)
     return (*starts, len(tokens))
 
 
@@ -69,19 +71,25 @@ class Ulysses:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def share(self, layout: Layout) -> tuple[int, int]:
+        """Raises LayoutError where a rank would have no frame and its weights no gradient."""
+        if torch.is_grad_enabled() and len(layout) < self.size:
+            raise LayoutError(f"a sequence of {len(layout)} frames cannot be shared by {self.size} ranks")
         cuts = self._cuts(layout)
         return cuts[self.rank], cuts[self.rank + 1]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, layout: Layout) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, past: Past, mask: Mask, layout: Layout
+    ) -> Attended:
         own = query.shape[1]
         sizes = self._tokens(layout)
         heads = torch.stack([query, key, value])
         sent = torch.unflatten(heads, 3, (self.size, -1))  # 3, B, n, S, h, d
         sent = sent.permute(3, 2, 0, 1, 4, 5).flatten(0, 1)  # S n, 3, B, h, d
         q, k, v = self._exchange(sent, [own] * self.size, sizes).movedim(0, 2).unbind(0)  # B, N, h, d
-        out = attend(q, k, v, mask).movedim(1, 0)  # N, B, h, d
-        back = self._exchange(out, sizes, [own] * self.size)  # S n, B, h, d
-        return torch.unflatten(back, 0, (self.size, own)).permute(2, 1, 0, 3, 4).flatten(2, 3)
+        out, k, v = over_memory(q, k, v, past, mask)
+        back = self._exchange(out.movedim(1, 0), sizes, [own] * self.size)  # S n, B, h, d
+        back = torch.unflatten(back, 0, (self.size, own)).permute(2, 1, 0, 3, 4).flatten(2, 3)
+        return Attended(back, k, v)
 
     def gather(self, predicted: Tensor, layout: Layout) -> Tensor:
         sizes = [part.only(Kind.PRED).tokens for part in self._parts(layout)]

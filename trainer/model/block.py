@@ -18,7 +18,7 @@ from trainer.model.action import ActionMlp
 from trainer.model.attention import Mask, attend
 from trainer.model.frames import over_frames
 from trainer.model.layout import Run
-from trainer.model.plan import HERE, InputError, Plan, Spread
+from trainer.model.plan import HERE, Attended, InputError, Past, Plan, Spread
 from trainer.model.rope import rotate
 
 
@@ -61,15 +61,13 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    def forward(
-        self, x: Tensor, plan: Plan, past: tuple[list[Tensor], list[Tensor]], spread: Spread = HERE
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, N, D] over the cached memory and its sequence; also its own turned keys, and its values."""
+    def forward(self, x: Tensor, plan: Plan, past: Past, spread: Spread = HERE) -> Attended:
+        """x [B, N, D] over the cached memory and its sequence; also keys (turned) and values for a cache."""
         query = rotate(self.query(x), plan.cos, plan.sin)
         key, value = self.key_value(x)
         key = rotate(key, plan.cos, plan.sin)
-        keys, values = torch.cat([*past[0], key], dim=1), torch.cat([*past[1], value], dim=1)
-        return self.out(spread.attend(query, keys, values, plan.mask, plan.whole)), key, value
+        out, key, value = spread.attend(query, key, value, past, plan.mask, plan.whole)
+        return Attended(self.out(out), key, value)
 
 
 class CrossAttention(Attention):
@@ -79,6 +77,8 @@ class CrossAttention(Attention):
         Padded text is attended like any other. Source: spec/worldplay2.md a.2, l.7.
         """
         query = self.query(x)
+        if not plan.prompt_runs:  # no frame of the sequence is here
+            return self.out(query)
         parts = [
             attend(query[:, start:stop], key[:, prompt], value[:, prompt], Mask(stop - start, key.shape[2]))
             for start, stop, prompt in plan.prompt_runs
@@ -103,7 +103,8 @@ class Shared:
 
 
 class Kept(NamedTuple):
-    """Keys and values of a block: [B, N, heads, d] of the sequence, [B, P, text_len, heads, d] of prompts."""
+    """Keys and values of a block: [B, N, heads, d] of the sequence (see `Attended`), [B, P, text_len, heads,
+    d] of prompts."""
 
     key: Tensor
     value: Tensor
@@ -129,7 +130,7 @@ class WanBlock(nn.Module):
         self,
         x: Tensor,
         shared: Shared,
-        past: tuple[list[Tensor], list[Tensor]],
+        past: Past,
         cross: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Kept | None]:
         """x [B, N, D] -> the same, and what caches are made of where it is kept."""

@@ -16,6 +16,8 @@ def over_frames(x: Tensor, runs: tuple[Run, ...], apply: Callable[..., Tensor], 
     x: [B, N, D]; values: [B, L, D]. The values are broadcast: spread over 46,592 tokens in fp32 the six of a
     block would be 5.7 GB, and autograd would keep them. Source: spec/worldplay2.md n.3.
     """
+    if not runs:  # no frame of the sequence is here
+        return x
     parts = [
         apply(
             torch.unflatten(x[:, run.start : run.stop], 1, (run.frames, -1)),

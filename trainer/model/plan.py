@@ -6,7 +6,7 @@ Source: spec/worldplay2.md a.4, n.3, g.4.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -99,15 +99,39 @@ def _prompt_runs(layout: Layout, prompts: tuple[int, ...]) -> tuple[tuple[int, i
     return tuple(runs)
 
 
+Past = tuple[list[Tensor], list[Tensor]]
+"""Cached keys and values of a block by segment, [B, N, heads, d] each, of the heads that are here."""
+
+
+class Attended(NamedTuple):
+    """out: [B, own N, heads, d]. key, value: [B, N, heads, d] of the whole sequence as this process caches
+    them: of all heads, or of its share."""
+
+    out: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def over_memory(
+    query: Tensor, key: Tensor, value: Tensor, past: Past, mask: Mask
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention over cached memory and the sequence itself; its keys and values as they were given."""
+    keys, values = torch.cat([*past[0], key], dim=1), torch.cat([*past[1], value], dim=1)
+    return attend(query, keys, values, mask), key, value
+
+
 class Spread(Protocol):
-    """How the frames of a sequence are spread over processes: each has a stretch of whole frames through all
-    blocks. The network is told from outside, and knows of no process."""
+    """How the frames of a sequence are spread over processes: each has a stretch of whole frames, or none,
+    through all blocks. The network is told from outside, and knows of no process."""
 
     def share(self, layout: Layout) -> tuple[int, int]:
         """The frames [first, stop) that this process has."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, layout: Layout) -> Tensor:
-        """Attention inside the whole sequence of `layout`, from [B, own N, heads, d] to the same."""
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, past: Past, mask: Mask, layout: Layout
+    ) -> Attended:
+        """Attention of the whole sequence of `layout` over the cached memory and itself, from [B, own N,
+        heads, d] to the same."""
 
     def gather(self, predicted: Tensor, layout: Layout) -> Tensor:
         """[B, own N, D] of the predicted frames -> [B, N, D] of all of them."""
@@ -119,8 +143,10 @@ class Here:
     def share(self, layout: Layout) -> tuple[int, int]:
         return 0, len(layout)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, layout: Layout) -> Tensor:
-        return attend(query, key, value, mask)
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, past: Past, mask: Mask, layout: Layout
+    ) -> Attended:
+        return Attended(*over_memory(query, key, value, past, mask))
 
     def gather(self, predicted: Tensor, layout: Layout) -> Tensor:
         return predicted

@@ -119,8 +119,6 @@ class WanModel(nn.Module):
         _check(inputs, self.config.in_dim)
         first, stop = self.spread.share(layout)
         part = plan.part(first, stop)
-        if part is not plan and (inputs.keep or len(plan.context)):
-            raise InputError("a sequence that is spread over processes has no cache")
         x, memory = self._tokens(inputs)
         time, modulation = self._time(inputs)
         action = self.action(inputs.actions[:, plan.times])
