@@ -131,7 +131,7 @@ VIZDOOM = Made(
     Bars(None, None, 0.2, 0.7, 0.5, 3.0, None, None),
     steps={"1": 120, "2a": 600, "2b": 80, "3": 600},
     histories={"1": [0], "2a": [4, 6, 8], "2b": [2, 4], "3": [0, 2, 3, 4]},
-    counts={"navigation": 130, "loops": 8, "events": 10},
+    counts={"navigation": 130, "loops": 8, "events": 5},
     seconds=12.5,
     held_out=0.2,
     events=0.5,  # half of the clips open a door

@@ -60,8 +60,8 @@ HISTORIES = (2, 3, 4)
 RETURNS = range(3, 12)
 """Chunks before a return: stage 3 trains with up to 11 (a history of 8, and 3 targets behind it)."""
 LEVELS, DRAWS = 4, 4
-"""Noise levels of each expert, and draws of noise at each: a loss of a chunk is a mean of 2 x 4 x 4. With every
-draw, another's memory is that of another clip."""
+"""Noise levels of each expert, and draws of noise at each: a loss of a chunk is a mean of 2 x 4 x 4. In each
+draw "another's memory" is that of another clip."""
 PASS = 24
 """Clips of one pass."""
 

@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -176,7 +177,10 @@ def _evidence(made: Made, place: Place) -> None:
 
 
 def _export(place: Place, folder: Path) -> None:
-    """Both experts of stage 3, the codec that decodes what they make, and the sha256 of every file."""
+    """Both experts of stage 3, the codec that decodes what they make, and the sha256 of every file. It comes
+    last: a folder that has it is an earlier export, and is replaced."""
+    if (folder / "SHA256SUMS").is_file():
+        shutil.rmtree(folder)
     wp2("export", str(place.run), "--out", str(folder), "--stage", "3")
     (folder / "codec.json").write_bytes(_codec_file(place).read_bytes())
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")

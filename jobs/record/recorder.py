@@ -40,6 +40,7 @@ EVENT_KINDS: Final = {"door": "door_open", "kill": "monster_killed", "pickup": "
 EVENT_SECONDS: Final = 15.0  # event clips are no longer than this
 SESSION_SECONDS: Final = 180.0
 ATTEMPTS: Final = 12
+TRIED_MAPS: Final = 3  # over which the attempts are spread
 
 
 def record(
@@ -140,9 +141,11 @@ def _plan_session(index: int, seed: int, seconds: float) -> tuple[Job, str]:
 def _record_one(
     out: Path, job: Job, size: tuple[int, int], progress: Callable[[str, int, int], None] | None
 ) -> RecordingSummary:
-    geometry = read_map(WAD_FOLDER / job.wad, job.level)
-    why = ""
+    """Some maps have no door, or no way to what an event needs: after its own map the next ones are tried."""
+    own, why = job, ""
     for attempt in range(ATTEMPTS):
+        job = _on_map(own, attempt * TRIED_MAPS // ATTEMPTS)
+        geometry = read_map(WAD_FOLDER / job.wad, job.level)
         rng = np.random.default_rng([*job.key, attempt])
         try:
             take = _play(out / f"{job.name}.mp4", job, geometry, rng, size, progress)
@@ -150,7 +153,15 @@ def _record_one(
             why = str(error)
             continue
         return write_recording(out, job, take, size)
-    raise RecordError(f"{job.name}: no play worked out in {ATTEMPTS} attempts ({why}); use another seed")
+    raise RecordError(f"{own.name}: no play worked out in {ATTEMPTS} attempts ({why}); use another seed")
+
+
+def _on_map(job: Job, later: int) -> Job:
+    """The same recording so many maps later."""
+    if not later:
+        return job
+    wad, level = MAPS[(MAPS.index((job.wad, job.level)) + later) % len(MAPS)]
+    return replace(job, name=job.name.removesuffix(job.level.lower()) + level.lower(), wad=wad, level=level)
 
 
 def _play(

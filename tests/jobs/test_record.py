@@ -17,7 +17,9 @@ pytest.importorskip("vizdoom", reason="recording needs the demo extra")
 
 from jobs.record import RecordError, RecordingSummary, camera, record
 from jobs.record.engine import DEGREES_PER_COUNT, KEY_TURN, KEY_TURN_SLOW, WAD_FOLDER, Engine, Input
+from jobs.record.recorder import _record_one
 from jobs.record.routes import walk_map
+from jobs.record.takes import Job
 from jobs.record.wad import read_map
 
 SMALL = (320, 180)
@@ -215,6 +217,19 @@ def test_an_event_recording_holds_its_event(tmp_path: Path) -> None:
         for event in events:
             assert 0 <= event["start"] <= event["end"] < summary.frames
             assert event["object"]
+
+
+def test_an_event_that_a_map_cannot_have_is_played_on_another(tmp_path: Path) -> None:
+    """MAP10 has no door."""
+    name = "doom_keys_event06"
+    job = Job(
+        f"{name}_map10", "doom_keys", "event", 6, "freedoom2.wad", "MAP10", "keys", False, 300, (0, 1, 144)
+    )
+    made = _record_one(tmp_path, job, SMALL, None)
+    assert made.name.startswith(name) and not made.name.endswith("map10")
+    assert {p.name.split(".")[0] for p in tmp_path.iterdir()} == {made.name}
+    truth = json.loads((tmp_path / f"{made.name}.truth.json").read_text())
+    assert truth["map"]["level"].lower() == made.name.rsplit("_", 1)[1]
 
 
 def test_the_key_map_names_each_recording_once(made: tuple[Path, list[RecordingSummary]]) -> None:
