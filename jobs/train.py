@@ -372,7 +372,7 @@ class _Run:
     def weights(self, source: str, expert: str) -> WanModel:
         """source: a finished stage of this run, for its average, or a path of exported weights."""
         if source in {s.name for s in STAGES}:
-            return from_run(self.folder, source, expert, self.preset)
+            return from_run(self.folder, source, expert, self.preset, self.schedule)
         return from_files(Path(source), expert, self.preset)
 
     # --- after a stage ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from trainer.weights.checkpoint import open_checkpoint
 from trainer.weights.transfer import load
 
 
-def from_run(folder: RunFolder, stage: str, expert: str, preset: Preset) -> WanModel:
+def from_run(folder: RunFolder, stage: str, expert: str, preset: Preset, schedule: PddSchedule) -> WanModel:
     """The newest average of a stage, fp32 on the host, with the head that was trained.
 
     Raises TrainError where there is none, or one of few-step heads of another schedule.
@@ -33,7 +33,7 @@ def from_run(folder: RunFolder, stage: str, expert: str, preset: Preset) -> WanM
         checkpoints.close()
     if saved is None:
         raise TrainError(f"{folder.path} has no weights of stage {stage}, expert {expert}")
-    heads, schedule = weight_shapes(saved).get("head.bank_weight", (1,))[0], schedule_of(preset)
+    heads = weight_shapes(saved).get("head.bank_weight", (1,))[0]
     if heads > 1 and saved.note.get(SCHEDULE) != asdict(schedule):
         raise TrainError(
             f"{saved.path} has few-step heads of the schedule {saved.note.get(SCHEDULE)}, this run has "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jobs.train_data import TrainingData
-from jobs.train_weights import from_run
+from jobs.train_weights import from_run, schedule_of
 from trainer.codec.base import Codec
 from trainer.config import Preset
 from trainer.curriculum import Objective, Stage
@@ -44,7 +44,8 @@ class LearnError(RuntimeError):
 
 def load_experts(run: Path, stage: str, preset: Preset) -> dict[str, WanModel]:
     """The averaged weights at the end of a stage, fp32."""
-    return {e: from_run(RunFolder(run), stage, e, preset).eval() for e in preset.experts}
+    folder, schedule = RunFolder(run), schedule_of(preset)
+    return {e: from_run(folder, stage, e, preset, schedule).eval() for e in preset.experts}
 
 
 def read_clips(data: TrainingData, preset: Preset, rows: list[int], latents: int, history: int) -> Batch:
