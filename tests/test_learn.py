@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from benchmarks.learn.footage import episode
 from benchmarks.learn.loops import find
 from benchmarks.learn.world import TURN, Panorama, turns
 from schemas.action import YAW
+from schemas.latents import FittedCodec
 from schemas.timeline import FRAMES_PER_LATENT
+from trainer.weights.checkpoint import open_checkpoint
 
 CHUNK = 4
+WEIGHTS = Path(__file__).parents[1] / "benchmarks/learn/weights"
 
 
 def test_the_same_heading_is_the_same_picture_bit_for_bit_and_no_other_world_has_it() -> None:
@@ -62,3 +69,16 @@ def test_a_way_out_and_back_is_found_and_what_it_never_saw_is_the_placebo() -> N
     assert other.hidden.sum(axis=1).tolist() == [2, 4, 6, 8] and not other.hidden[:, :8].any()
     still = np.zeros((32, 6), np.float32)
     assert find({7: still}, range(3, 8), CHUNK) == ([], [])
+
+
+@pytest.mark.parametrize("world", sorted(p.name for p in WEIGHTS.iterdir()))
+def test_the_weights_in_the_tree_are_whole_and_of_a_corpus_s_codec(world: str) -> None:
+    folder = WEIGHTS / world
+    sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"SHA256SUMS"}
+    assert set(sums) == files and sum((folder / name).stat().st_size for name in files) < 10e6
+    assert {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in files} == sums
+    opened = open_checkpoint(folder)
+    assert opened.preset.name == "small" and {e.name for e in opened.experts} == {"high", "low"}
+    codec = FittedCodec.model_validate_json((folder / "codec.json").read_bytes())
+    assert (codec.height, codec.width) == (64, 128)
