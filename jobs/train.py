@@ -191,9 +191,8 @@ class _Run:
     def _known(self, stage: Stage, what: str, source: str) -> None:
         """Refuse weights that will not be there when a stage wants them."""
         if source in {s.name for s in STAGES}:
-            known = source in [s.name for s in self.stages] or all(
-                self._finished(source, e) for e in self.experts
-            )
+            before = [s.name for s in self.stages[: self.stages.index(stage)]]
+            known = source in before or all(self._finished(source, e) for e in self.experts)
         else:
             known = Path(source).exists()
         if not known:

@@ -36,7 +36,7 @@ LONG = {
     "vizdoom": replace(VIZDOOM, counts={"navigation": 70, "loops": 6, "events": 4}, seconds=25.0),
 }
 STEPS = {"2b": 150, "4": 150, "5": 20}
-"""Of each expert, in 120 minutes on two quiet cores for both worlds."""
+"""Of each expert, meant for 120 minutes on two quiet cores; not measured yet."""
 
 
 @dataclass(frozen=True)

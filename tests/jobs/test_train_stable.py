@@ -120,7 +120,7 @@ def test_exported_weights_start_a_branch_and_serve_as_its_scores(
     assert row["grad_norm"].keys() <= {"high", "low"} and row["grad_norm"]
     bank = tensors(tmp_path / "run", "5", "low")
     assert any("bank" in name for name in bank)
-    for wrong in ({"score": "2b"}, {"teacher": str(tmp_path / "none")}):
+    for wrong in ({"score": "2b"}, {"score": "5"}, {"teacher": str(tmp_path / "none")}):
         config = settings(replace(stable, **wrong))  # type: ignore[arg-type]
         with pytest.raises(TrainError, match=r"is no finished stage of .* and no path"):
             train(config, replace(options, out=tmp_path / "other"), quiet())
