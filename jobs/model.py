@@ -28,7 +28,7 @@ from trainer.model.adapters import Contents
 from trainer.model.kvcache import HorizonError, check_horizon
 from trainer.rollout import Scene, Settings
 from trainer.sampler import ManySteps
-from trainer.schedule import PddSchedule
+from trainer.schedule import schedule_of
 from trainer.weights.checkpoint import Checkpoint, open_checkpoint
 from trainer.weights.transfer import load
 
@@ -232,7 +232,7 @@ def _settings(checkpoint: Checkpoint, opening: Opening) -> Settings:
             raise RolloutError(
                 f"{checkpoint.path} is made for 4 steps without guidance: leave --steps and --guidance out"
             )
-        return Settings(few=PddSchedule(boundary=checkpoint.preset.boundary))
+        return Settings(few=schedule_of(checkpoint.preset))
     many = ManySteps()
     steps = many.steps if opening.steps is None else opening.steps
     guidance = many.guidance if opening.guidance is None else opening.guidance

@@ -25,7 +25,7 @@ from jobs.train_config import TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
 from jobs.train_look import Looker, codec_of
 from jobs.train_stable import run_stable, with_bank
-from jobs.train_weights import from_files, from_run, schedule_of
+from jobs.train_weights import from_files, from_run
 from trainer.checkpoint import Checkpoints, list_steps
 from trainer.codec.base import Codec
 from trainer.config import ConfigError, Preset
@@ -44,7 +44,7 @@ from trainer.objectives.loss import Loss
 from trainer.objectives.passes import Network
 from trainer.objectives.pdd import pdd_loss
 from trainer.run_folder import RunFolder, read_json, write_json
-from trainer.schedule import PddSchedule
+from trainer.schedule import PddSchedule, schedule_of
 
 
 @dataclass(frozen=True)

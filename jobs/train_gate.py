@@ -37,7 +37,7 @@ from trainer.data.plan import Draw
 from trainer.data.sample import make_batch
 from trainer.model.wan import WanModel
 from trainer.sampler import ManySteps
-from trainer.schedule import PddSchedule
+from trainer.schedule import schedule_of
 
 ASKED = {
     "actions": (Condition.ACTIONS,),
@@ -121,7 +121,7 @@ def few_steps_gate(
     for at in range(0, len(chosen), config.gate.batch):
         draws = [Draw(k, 0, int(table.row[k]), behind) for k in chosen[at : at + config.gate.batch]]
         batch = make_batch(draws, data.corpus.reader(one), one, preset, config.seed).to(device)
-        schedule = PddSchedule(boundary=preset.boundary)
+        schedule = schedule_of(preset)
         many = ManySteps(guidance=stage.pdd.guidance)
         pairs += compare(student, teacher, preset, schedule, batch, codec, config.seed, many)
     found = verdict(pairs)

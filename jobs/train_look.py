@@ -31,7 +31,7 @@ from trainer.distributed.mesh import Mesh
 from trainer.model.wan import WanModel
 from trainer.rollout import Rollout, Scene, Settings
 from trainer.sampler import ManySteps
-from trainer.schedule import PddSchedule
+from trainer.schedule import schedule_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Looker:
         )
         many = ManySteps(steps=self.config.steps, guidance=self.config.guidance)
         banks = any(model.head.heads > 1 for model in experts.values())
-        few = PddSchedule(boundary=self.preset.boundary) if banks else None
+        few = schedule_of(self.preset) if banks else None
         rollout = Rollout(self.preset, experts, self.codec, scene, Settings(self.seed, many, few))
         rows, chunk, cache = clip.actions[0].numpy(), self.preset.chunk, None
         with ExitStack() as held:

@@ -59,8 +59,3 @@ def from_files(path: Path, expert: str, preset: Preset) -> WanModel:
     if chosen.found.contents not in (Contents.BASE, Contents.VELOCITY):
         raise TrainError(f"{path} is {chosen.found.contents.words}: one velocity is needed")
     return load(chosen)
-
-
-def schedule_of(preset: Preset) -> PddSchedule:
-    """Of stages 4 and 5, and of whatever samples with their weights."""
-    return PddSchedule(boundary=preset.boundary)

@@ -30,7 +30,7 @@ from trainer.model.adapters import (
     manifest,
 )
 from trainer.model.pdd_head import IntervalHead, compact_from_bank
-from trainer.schedule import PddSchedule
+from trainer.schedule import PddSchedule, schedule_of
 from trainer.state import read_weight, weight_shapes
 from trainer.weights.tensorfile import WeightsError, write
 from trainer.weights.transfer import Tick, check_room, folder_of, write_expert
@@ -134,7 +134,7 @@ def _preset(saved: Saved, shapes: Mapping[str, tuple[int, ...]]) -> Preset:
 
 def _schedule(saved: Saved, preset: Preset) -> PddSchedule:
     """The only one that the layout can stand for: the loaders of compact heads are told of no other."""
-    meant = PddSchedule(boundary=preset.boundary)
+    meant = schedule_of(preset)
     trained = saved.note.get(SCHEDULE)
     if trained != asdict(meant):
         raise CheckpointError(

@@ -14,6 +14,8 @@ from typing import NewType
 
 from torch import Tensor
 
+from trainer.config import Preset
+
 Sigma = NewType("Sigma", float)
 
 
@@ -157,3 +159,8 @@ def renoise(clean: Tensor, noise: Tensor, block: Block) -> Tensor:
     if block.sigma_stop == 0.0:
         return clean
     return (1.0 - block.sigma_stop) * clean + block.sigma_stop * noise
+
+
+def schedule_of(preset: Preset) -> PddSchedule:
+    """Of stages 4 and 5, and of whatever samples with their weights."""
+    return PddSchedule(boundary=preset.boundary)

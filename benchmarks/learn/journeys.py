@@ -30,7 +30,7 @@ from jobs.evaluate.stats import interval
 from jobs.train_config import DataConfig, LookConfig
 from jobs.train_data import TrainingData
 from jobs.train_look import codec_of
-from jobs.train_weights import from_files, schedule_of
+from jobs.train_weights import from_files
 from schemas.timeline import FRAMES_PER_LATENT, GRID_PER_CHUNK, GRID_RATE
 from trainer.codec.base import Codec, to_rgb
 from trainer.config import Preset
@@ -39,6 +39,7 @@ from trainer.data.plan import Draw
 from trainer.data.scenes import make_scene
 from trainer.model.wan import WanModel
 from trainer.rollout import Rollout, Scene, Settings
+from trainer.schedule import schedule_of
 from trainer.stable.controls import extended
 
 HOME = 32

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jobs.train_data import TrainingData
-from jobs.train_weights import from_run, schedule_of
+from jobs.train_weights import from_run
 from trainer.codec.base import Codec
 from trainer.config import Preset
 from trainer.curriculum import Objective, Stage
@@ -29,7 +29,7 @@ from trainer.noise import noise_of
 from trainer.objectives.passes import forward
 from trainer.run_folder import RunFolder
 from trainer.sampler import ManySteps, many_steps
-from trainer.schedule import Sigma
+from trainer.schedule import Sigma, schedule_of
 
 STEPS = ManySteps(steps=12, shift=5.0, guidance=1.0)
 """Of the sampler. 12 of UniPC: four of them at noise levels of the expert `high`."""

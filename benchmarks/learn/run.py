@@ -6,12 +6,14 @@
 Every step is the project's own command (`wp2 record`, `curate`, `train`, `export`), and is left out where it
 was finished; run it again after any death. Steps of training scale with the minutes: 120 are for both corpora
 on two quiet cores. `--quick` runs the whole of it on little, in minutes, and proves nothing but that it runs.
-`--export` writes the weights (bf16, both experts), their codec, and checksums.
+The second corpus begins from the weights of the first, or, where DIR has none, from those that are kept here.
+`--export` copies the weights (bf16, both experts), their codec, and checksums.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -40,6 +42,8 @@ MINUTES = 120.0
 STAGES = ("1", "2a", "2b", "3")
 GATES = ("actions", "recall", "memory")
 """Told and written, not obeyed: a stage that failed its gate is reported with what followed."""
+KEPT = Path(__file__).parent / "weights"
+SUMS = "SHA256SUMS"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class Place:
     def run(self) -> Path:
         return self.folder / "run"
 
+    @property
+    def weights(self) -> Path:
+        return self.folder / "weights"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learn", description=__doc__.splitlines()[0])
@@ -74,21 +82,16 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = [c for c in CORPORA if c.name in args.corpora.split(",")]
     for made in chosen:
-        _one(
-            _little(made) if args.quick else made,
-            Place(args.out / made.name),
-            args.minutes / MINUTES,
-            args.seed,
-        )
+        made = _little(made) if args.quick else made
+        place = Place(args.out / made.name)
+        prepare(made, place)
+        init = _start(made, args.out)
+        timed(place, "train", functools.partial(_train, made, place, args.minutes / MINUTES, args.seed, init))
+        timed(place, "export", functools.partial(_export, place))
+        timed(place, "evidence", functools.partial(_evidence, made, place))
         if args.export:
-            _export(Place(args.out / made.name), args.export / made.name)
+            _copied(place.weights, args.export / made.name)
     _report(args.out, chosen)
-
-
-def _one(made: Made, place: Place, share: float, seed: int) -> None:
-    prepare(made, place)
-    timed(place, "train", lambda: _train(made, place, share, seed))
-    timed(place, "evidence", lambda: _evidence(made, place))
 
 
 def prepare(made: Made, place: Place) -> None:
@@ -129,13 +132,24 @@ def _curate(made: Made, place: Place) -> None:
     wp2("curate", f"gameplay:{place.recordings}", "--out", str(place.corpus), "--config", str(config))
 
 
-def _train(made: Made, place: Place, share: float, seed: int) -> None:
+def _start(made: Made, out: Path) -> Path | None:
+    """The weights that a corpus begins from; None for fresh ones. Raises LearnError where there are none."""
+    if not made.start:
+        return None
+    found = [f for f in (Place(out / made.start).weights, KEPT / made.start) if (f / SUMS).is_file()]
+    if not found:
+        raise LearnError(f"{made.name} begins from the weights of {made.start}: run that corpus first")
+    say(f"{made.name} begins from {found[0]}")
+    return found[0].absolute()
+
+
+def _train(made: Made, place: Place, share: float, seed: int, init: Path | None) -> None:
     config = place.folder / "train.yaml"
     config.write_text(yaml.safe_dump(made.train(share, seed), sort_keys=False))
-    gates = ("--gate-override", ",".join(GATES))
+    begin = () if init is None else ("--init", str(init))
     wp2(
-        "train", str(place.corpus), "--preset", "small", "--stages", "1-3", "--out", str(place.run),
-        "--config", str(config), *gates,
+        "train", str(place.corpus), "--preset", "small", "--stages", f"{next(iter(made.steps))}-3",
+        "--out", str(place.run), "--config", str(config), *begin, "--gate-override", ",".join(GATES),
     )  # fmt: skip
 
 
@@ -176,17 +190,23 @@ def _evidence(made: Made, place: Place) -> None:
     write(place.folder / "evidence.json", told)
 
 
-def _export(place: Place, folder: Path) -> None:
-    """Both experts of stage 3, the codec that decodes what they make, and the sha256 of every file. It comes
-    last: a folder that has it is an earlier export, and is replaced."""
-    if (folder / "SHA256SUMS").is_file():
-        shutil.rmtree(folder)
+def _export(place: Place) -> None:
+    """Both experts of stage 3, the codec that decodes what they make, and the sha256 of every file, last."""
+    folder = place.weights
+    shutil.rmtree(folder, ignore_errors=True)
     wp2("export", str(place.run), "--out", str(folder), "--stage", "3")
     (folder / "codec.json").write_bytes(_codec_file(place).read_bytes())
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
     sums = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder)}" for p in files]
-    (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    (folder / SUMS).write_text("\n".join(sums) + "\n")
     say(f"{folder}: {sum(p.stat().st_size for p in files) / 1e6:.1f} MB")
+
+
+def _copied(weights: Path, folder: Path) -> None:
+    """A folder with checksums is an earlier export, and is replaced; another one is not touched."""
+    if (folder / SUMS).is_file():
+        shutil.rmtree(folder)
+    shutil.copytree(weights, folder)
 
 
 def _report(out: Path, chosen: list[Made]) -> None:

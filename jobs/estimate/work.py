@@ -36,7 +36,7 @@ from trainer.model.layout import (
     teacher_forced,
 )
 from trainer.objectives.flow import BUCKET
-from trainer.schedule import PddSchedule
+from trainer.schedule import schedule_of
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def work_of(
             runs.append(Run("trained", Pass(layout, rule, prompts), share, trained=True))
             continue
         asked = pdd or PddConfig()
-        heads = max(len(span) for _, span in PddSchedule(boundary=preset.boundary).experts)
+        heads = max(len(span) for _, span in schedule_of(preset).experts)
         runs.append(Run("student", Pass(layout, rule, prompts, bank=(2, heads)), share, trained=True))
         calls = 2 if asked.solver is Solver.MIDPOINT else 1
         runs.append(Run("teacher", Pass(layout, rule, prompts), calls * share))
@@ -179,7 +179,7 @@ def _sequences(preset: Preset, stage: Stage) -> Iterable[tuple[Layout, Rule, int
 
 def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: int | None) -> Work:
     """Stage 5: a rollout, its scores, its replay, and the fake score's updates on its clips."""
-    schedule = PddSchedule(boundary=preset.boundary)
+    schedule = schedule_of(preset)
     chunks, experts = config.latents // preset.chunk, len(preset.experts)
     clips, per_clip = config.latents // config.clip, config.clip // preset.chunk
     runs: list[Run] = []
