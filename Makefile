@@ -43,7 +43,7 @@ demo-train: demo
 	  --starts docs/example --trajectories 4 --out $(DEMO)/revisit
 
 test: setup
-	$(BIN)/python -m pytest -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak"
 
 # The oldest torch that the trainer runs on, in an environment of its own.
 test-torch211: $(OLD_TORCH)/.ready

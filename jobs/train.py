@@ -13,7 +13,8 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,8 +25,8 @@ from jobs.model import checked_device
 from jobs.train_config import TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
 from jobs.train_look import Looker, codec_of
-from jobs.train_stable import run_stable, with_bank
-from jobs.train_weights import from_files, from_run
+from jobs.train_stable import check_stage, run_stable, with_bank
+from jobs.train_weights import from_files, from_run, unfilled
 from trainer.checkpoint import Checkpoints, list_steps
 from trainer.codec.base import Codec
 from trainer.config import ConfigError, Preset
@@ -36,22 +37,24 @@ from trainer.data.stream import Loader
 from trainer.distributed.mesh import Mesh, make_mesh
 from trainer.distributed.parallelize import freeze, parallelize, train_only
 from trainer.export import SCHEDULE
-from trainer.loop import Hooks, Task, train_expert
+from trainer.loop import Hooks, Stopped, Task, train_expert
 from trainer.metrics import Record
 from trainer.model.wan import WanModel, build
 from trainer.objectives.flow import Minimised
 from trainer.objectives.loss import Loss
 from trainer.objectives.passes import Network
 from trainer.objectives.pdd import pdd_loss
-from trainer.run_folder import RunFolder, read_json, write_json
+from trainer.run_folder import CHANGES, REDRAWN, RUN, RunFolder, read_json, write_json
 from trainer.schedule import PddSchedule, schedule_of
+from trainer.stable.loop import WatchError, ended_by
 
 
 @dataclass(frozen=True)
 class Options:
     """Of a run. span: stages, as "1-3". experts: none for all. steps: of each stage instead of its own.
     init: weights that the first stage starts from. overrides: gates that need not pass. step: go
-    on from this checkpoint of the first expert that is not finished."""
+    on from this checkpoint of the first expert that is not finished. accept_changes: go on with another
+    optimizer or precision. redraw: STAGE/EXPERT/STEP of steps that draw other samples."""
 
     corpus: str
     out: Path
@@ -62,6 +65,8 @@ class Options:
     overrides: tuple[str, ...] = ()
     device: str | None = None
     step: int | None = None
+    accept_changes: bool = False
+    redraw: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,8 @@ class _Run:
         self.stages = config.selected(options.span, options.steps)
         self.experts = _experts(self.preset, options.experts)
         self.folder = RunFolder(options.out)
+        self.known: Mapping[str, Any] = {}  # run.json
+        self.sources: Mapping[str, str | Path] = {}
         self._step = options.step
         self.data = TrainingData.open(options.corpus, config.data, self.preset)
 
@@ -153,8 +160,9 @@ class _Run:
         self._check()
         self.mesh.meet("the start of the run")
         for stage in self.stages:
-            self._needs_gate(stage)
+            self.mesh.first(partial(self._needs_gate, stage))
             if stage.objective is Objective.STABLE:
+                self._heard(f"stage {stage.name}")
                 self._stable(stage)
             else:
                 for expert in self.experts:
@@ -166,10 +174,10 @@ class _Run:
 
     def _check(self) -> None:
         """Refuse what cannot work, say what will be drawn, remember what this run is."""
+        self.sources = self.mesh.first(lambda: {s.name: self._source(s) for s in self.stages})
         for stage in self.stages:
-            source = self._source(stage)
             plan = self.data.plan(stage, self.preset, self.config.seed, self.mesh.data_world)
-            self.told.say(f"{plan.describe(stage.steps)}; starts from {source}")
+            self.told.say(f"{plan.describe(stage.steps)}; starts from {self.sources[stage.name]}")
         for stage in (s for s in self.stages if s.objective is Objective.STABLE):
             if set(self.experts) != set(self.preset.experts):
                 raise TrainError(f"stage {stage.name} rolls out with all experts: leave --experts out")
@@ -179,20 +187,47 @@ class _Run:
                     f"of its latents ({self.data.codec}): give `look: {{codec: KIND:PATH}}`"
                 )
             for what in ("score", "teacher"):
-                self._known(stage, what, getattr(stage.stable, what))
+                self.mesh.first(partial(self._known, stage, what, getattr(stage.stable, what)))
+            check_stage(stage, self.preset, self.data.train)
         if not self.data.is_held_out:
             self.told.say(
-                "no clip is held out (no split val, and too few recordings to keep some back): gates and "
-                "videos are of clips that were trained on"
+                "fewer than two clips are held out (split val, or a share of the recordings where there is "
+                "none): gates and videos are of clips that were trained on"
             )
-        if self.mesh.rank == 0:
-            self.folder.remember(self._identity())
+        self.known = self.mesh.first(self._remember)
+        for change in self.known[CHANGES]:
+            since = ", ".join(f"{s}/{e}/{k}" for s, steps in change["from"].items() for e, k in steps.items())
+            self.told.say(f"accepted before: {'; '.join(change['settings'])}, from {since}")
+        for place, times in self.known[REDRAWN].items():
+            self.told.say(f"{place} draws other samples at step {', '.join(times)}")
+        self.data = replace(self.data, redrawn=self.known[REDRAWN])
+
+    def _remember(self) -> dict[str, Any]:
+        options = self.options
+        return self.folder.remember(
+            self._identity(), self._at(), accept=options.accept_changes, redraw=options.redraw
+        )
+
+    def _at(self) -> dict[str, dict[str, int]]:
+        """By stage and expert, the step from which training goes on; stage 5 trains "all" at once."""
+        found: dict[str, dict[str, int]] = {}
+        asked = self._step  # of the first that is not finished, or of stage 5
+        for stage in self.stages:
+            at, together = {}, stage.objective is Objective.STABLE
+            for expert in self.preset.experts:
+                steps = list_steps(self.folder.checkpoints(stage.name, expert))[0]
+                at[expert] = steps[-1] if steps else 0
+                if together or (expert in self.experts and at[expert] < stage.steps):
+                    at[expert] = asked if asked in steps else at[expert]
+                    asked = asked if together else None
+            found[stage.name] = {"all": min(at.values())} if together else at
+        return found
 
     def _known(self, stage: Stage, what: str, source: str) -> None:
         """Refuse weights that will not be there when a stage wants them."""
         if source in {s.name for s in STAGES}:
             before = [s.name for s in self.stages[: self.stages.index(stage)]]
-            known = source in before or all(self._finished(source, e) for e in self.experts)
+            known = source in before or all(self._is_finished(source, e) for e in self.experts)
         else:
             known = Path(source).exists()
         if not known:
@@ -209,7 +244,8 @@ class _Run:
                 **stages[stage.name],
                 "steps": stage.steps,
                 "corpus": self.data.root,
-                "start_weights": str(self._source(stage)),
+                "start_weights": str(self.sources[stage.name]),
+                "precision": str(self.config.parallel.precision),
             }
         return {
             "preset": self.preset.name,
@@ -222,10 +258,11 @@ class _Run:
         }
 
     def _source(self, stage: Stage) -> str | Path:
-        """What a stage starts from: the name of a stage, a path of weights, or "fresh weights"."""
+        """What a stage starts from: the name of a stage, a path of weights, or "fresh weights". For the first
+        rank."""
         names = [s.name for s in self.stages]
         here = stage.start in names or (
-            stage.start is not None and all(self._finished(stage.start, e) for e in self.experts)
+            stage.start is not None and all(self._is_finished(stage.start, e) for e in self.experts)
         )
         if here and not (self.options.init is not None and stage is self.stages[0]):
             return _after(stage)
@@ -233,6 +270,9 @@ class _Run:
             return self.options.init.absolute()
         if stage.start is None:
             return "fresh weights"
+        alone = stage.objective not in (Objective.PDD, Objective.STABLE)  # these read it at every step
+        if alone and all(self._has_begun(stage.name, e) for e in self.experts):
+            return str(self.folder.read()["stages"][stage.name]["start_weights"])
         raise TrainError(
             f"stage {stage.name} starts from stage {stage.start}, which {self.options.out} has not finished: "
             "train it first, or give --init WEIGHTS"
@@ -241,32 +281,49 @@ class _Run:
     # --- one expert ---------------------------------------------------------------------------------------
 
     def _finished(self, stage: str, expert: str) -> bool:
-        """Has an expert come to the last step that the run remembers for a stage."""
+        """Has an expert come to the last step that the run remembers for a stage; the same on every rank."""
+        return self.mesh.first(lambda: self._is_finished(stage, expert))
+
+    def _is_finished(self, stage: str, expert: str) -> bool:
+        """For the first rank."""
         steps = [s.steps for s in self.stages if s.name == stage]
-        if not steps and (self.folder.path / "run.json").is_file():
+        if not steps and (self.folder.path / RUN).is_file():
             known = self.folder.read()["stages"]
             steps = [known[stage]["steps"]] if stage in known else []
         done = list_steps(self.folder.checkpoints(stage, expert))[0]
         return bool(steps) and done[-1:] == steps
 
+    def _has_begun(self, stage: str, expert: str) -> bool:
+        """Is there a checkpoint of it to go on from. For the first rank."""
+        return bool(list_steps(self.folder.checkpoints(stage, expert))[0])
+
+    def _heard(self, where: str) -> None:
+        """Raises Stopped where a rank was asked to while nothing was trained: in a load, a gate, a video."""
+        asked = self.mesh.gather(torch.tensor([float(self.stop())]))
+        if bool(asked.any()):
+            raise Stopped(f"stopped before {where} went on; the same command goes on from here")
+
     def _expert(self, stage: Stage, expert: str) -> None:
         if self._finished(stage.name, expert):
             self.told.say(f"stage {stage.name}, expert {expert}: finished before, skipped")
             return
+        self._heard(f"stage {stage.name}, expert {expert},")
         with self._alone(self.folder.expert(stage.name, expert)):
             self._train(stage, expert)
 
     def _train(self, stage: Stage, expert: str) -> None:
         self.told.begin(stage, expert)
         config, mesh = self.config, self.mesh
-        model = self.start(stage, expert)
+        # What goes on needs no weights to start from, and an earlier stage may be gone by then.
+        begun = self.mesh.first(lambda: self._has_begun(stage.name, expert))
+        model = unfilled(self.preset) if begun else self.start(stage, expert)
         minimise, note = None, {}
         if stage.objective is Objective.PDD:
             minimise, note = self._few_steps(stage, expert), {SCHEDULE: asdict(self.schedule)}
             model = with_bank(model, self.schedule, expert)
         train_only(model, stage.trainable)
         model = parallelize(model, mesh, config.parallel)
-        plan = self.data.plan(stage, self.preset, config.seed, mesh.data_world)
+        plan = self.data.plan(stage, self.preset, config.seed, mesh.data_world, expert)
         loader = Loader(
             plan,
             self.data.corpus.reader(stage),
@@ -290,6 +347,7 @@ class _Run:
             config.host_ema,
             minimise,
             note,
+            config.save_minutes,
         )
         look = self._look_during(stage, expert) if config.look.every else None
         hooks = Hooks(self.told.seen, look, self.stop, self.told.say)
@@ -298,6 +356,7 @@ class _Run:
         checkpoints = Checkpoints(place, config.keep, say=say)
         try:
             self._rewound(checkpoints)
+            self._heard(f"stage {stage.name}, expert {expert},")
             train_expert(task, model, mesh, loader, checkpoints, hooks)
         finally:
             checkpoints.close()
@@ -315,13 +374,7 @@ class _Run:
     def _alone(self, folder: Path) -> Iterator[None]:
         """Inside, no other run writes this folder. Raises TrainError where one does."""
         with ExitStack() as held:
-            if self.mesh.rank == 0:
-                folder.mkdir(parents=True, exist_ok=True)
-                file = held.enter_context((folder / ".lock").open("w"))
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise TrainError(f"{folder} is being trained by another run: wait, or end it") from None
+            self.mesh.first(lambda: _lock(folder, held))
             yield
 
     def _codec(self) -> Codec | None:
@@ -344,10 +397,15 @@ class _Run:
         return minimise
 
     def _stable(self, stage: Stage) -> None:
-        """Stage 5 trains all experts at once."""
-        if all(self._finished(stage.name, expert) for expert in self.experts):
-            self.told.say(f"stage {stage.name}: finished before, skipped")
-            return
+        """Stage 5 trains all experts at once. What a watchdog ended goes on from an earlier step alone."""
+        if self._step is None:
+            places = [self.folder.checkpoints(stage.name, expert) for expert in self.experts]
+            ended = self.mesh.first(lambda: ended_by(stage.name, places))
+            if ended is not None:
+                raise WatchError(ended)
+            if all(self._finished(stage.name, expert) for expert in self.experts):
+                self.told.say(f"stage {stage.name}: finished before, skipped")
+                return
         with self._alone(self.folder.stage(stage.name)):
             self._train_stable(stage)
 
@@ -355,12 +413,13 @@ class _Run:
         self.told.begin(stage, "all")
         codec = self._codec()
         assert codec is not None
-        run_stable(stage, self.config, self.mesh, self.data, self.folder, codec, self)
+        step, self._step = self._step, None
+        run_stable(stage, self.config, self.mesh, self.data, self.folder, codec, self, step)
         _emptied()
 
     def start(self, stage: Stage, expert: str) -> WanModel:
         """The network of an expert with the weights that a stage starts from, fp32, on the host."""
-        source = self._source(stage)
+        source = self.sources[stage.name]
         if isinstance(source, Path):
             return from_files(source, expert, self.preset)
         if source == "fresh weights":
@@ -387,7 +446,7 @@ class _Run:
     def _look_during(self, stage: Stage, expert: str) -> Callable[[int, WanModel], None] | None:
         """Videos of the expert in training with the others, of this stage or of the one before."""
         others: dict[str, WanModel] = {}
-        for other in set(self.preset.experts) - {expert}:
+        for other in (e for e in self.preset.experts if e != expert):
             known = [n for n in (stage.name, stage.start) if n is not None and self._finished(n, other)]
             if not known:
                 return None
@@ -405,9 +464,10 @@ class _Run:
     def _looks(self, stage: Stage) -> None:
         """Videos at the end of a stage."""
         folder = self.folder.rollouts(stage.name, "end", stage.steps)
-        there = folder.is_dir()
         self.mesh.meet(f"the videos of stage {stage.name}")
-        if there or not all(self._finished(stage.name, e) for e in self.preset.experts):
+        if self.mesh.first(folder.is_dir):
+            return
+        if not all(self._finished(stage.name, e) for e in self.preset.experts):
             return
         looker = self._looker()
         if looker is not None:
@@ -421,19 +481,22 @@ class _Run:
         return Looker.of(self.data, self.preset, self.config.look, self.config.seed, self.mesh, self.told.say)
 
     def _needs_gate(self, stage: Stage) -> None:
-        """Raises TrainError where the stage before has not passed its gate, which no override names."""
-        known = self.folder.read()["stages"]
+        """Raises TrainError where the stage before has not passed its gate, which no override names. For the
+        first rank."""
+        known = self.known["stages"]
         if (
             stage.start is None
             or stage.start not in known
             or not known[stage.start]["gate"]
-            or self._source(stage) != _after(stage)
+            or self.sources[stage.name] != _after(stage)
         ):
             return
         name, file = known[stage.start]["gate"], self._gate_file(stage.start)
         if name in self.options.overrides:
             return
         if not file.is_file():
+            if any(self._has_begun(stage.name, e) for e in self.experts):
+                return  # behind the gate
             raise TrainError(
                 f"stage {stage.name} does not start: gate {name} of stage {stage.start} was not measured: "
                 f"run --stages {stage.start} again, or give --gate-override {name}"
@@ -451,9 +514,8 @@ class _Run:
     def _gate(self, stage: Stage) -> None:
         """Measure the experts after a stage, once."""
         file = self._gate_file(stage.name)
-        there = file.is_file()
         self.mesh.meet(f"the gate of stage {stage.name}")
-        if there or not stage.gate:
+        if not stage.gate or self.mesh.first(file.is_file):
             return
         from jobs.train_gate import few_steps_gate, make_gate
 
@@ -462,17 +524,27 @@ class _Run:
             assert stage.start is not None
             teacher = {e: self._reader(self.start(stage, e)) for e in self.experts}
             codec = self._codec()
-            result = few_steps_gate(self.data, self.preset, self.config, stage, experts, teacher, codec)
+            result = few_steps_gate(
+                self.data, self.preset, self.config, stage, experts, teacher, codec, self.mesh.device
+            )
         else:
-            result = make_gate(self.data, self.preset, self.config)(stage, experts)
+            result = make_gate(self.data, self.preset, self.config, self.mesh.device)(stage, experts)
         self.mesh.meet(f"the gate of stage {stage.name}")
-        if self.mesh.rank == 0:
-            overridden = not result.passed and result.name in self.options.overrides
-            write_json(file, {**asdict(result), "overridden": overridden})
-        self.mesh.meet(f"the gate of stage {stage.name}")
+        overridden = not result.passed and result.name in self.options.overrides
+        self.mesh.first(lambda: write_json(file, {**asdict(result), "overridden": overridden}))
         verdict = "passed" if result.passed else "NOT passed"
         self.told.say(f"stage {stage.name}: gate {result.name} {verdict}: {result.detail}")
         _emptied()
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """As long as `held` is. Raises TrainError where another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = held.enter_context((folder / ".lock").open("w"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise TrainError(f"{folder} is being trained by another run: wait, or end it") from None
 
 
 def _after(stage: Stage) -> str:

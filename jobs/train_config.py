@@ -32,7 +32,7 @@ class TrainError(UserError):
 class DataConfig:
     """tiers: of selection that are trained on; empty for all but `out`. threads: that read; ahead: steps that
     are read before they are needed. held_out: share of recordings that gates measure on where the corpus has
-    no split `val`; none of a corpus of fewer than 8 recordings."""
+    no split `val`, each by its own id."""
 
     tiers: tuple[str, ...] = ()
     threads: int = 4
@@ -66,8 +66,9 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that `wp2 train` can be told. save_every: steps between checkpoints, of which `keep` stay.
-    host_ema: the average of the weights lies in host memory."""
+    """Everything that `wp2 train` can be told. save_every: steps from checkpoint to checkpoint, save_minutes:
+    minutes, 0 for none; whichever comes first. Of checkpoints `keep` stay. host_ema: the average of the
+    weights lies in host memory."""
 
     preset: str = "small"
     seed: int = 0
@@ -78,8 +79,16 @@ class TrainConfig:
     gate: GateConfig = field(default_factory=GateConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     save_every: int = 100
+    save_minutes: float = 15.0
     keep: int = 2
     host_ema: bool = False
+
+    def __post_init__(self) -> None:
+        if self.save_every < 1 or not self.save_minutes >= 0.0:
+            raise sizes.ConfigError(
+                f"save_every is {self.save_every}, save_minutes {self.save_minutes}: "
+                "at least 1 step, and 0 minutes or more"
+            )
 
     @property
     def sizes(self) -> sizes.Preset:
@@ -115,9 +124,10 @@ def load(path: Path | None, preset: str | None) -> TrainConfig:
         loc = list(first["loc"])
         if loc[:1] == ["stages"] and len(loc) > 1:
             loc[1] = stages[int(loc[1])]["name"]
-        where = ".".join(str(part) for part in loc)
+        where = ": ".join([str(path), *([".".join(map(str, loc))] if loc else [])])
         message = first["msg"].removeprefix("Value error, ")
-        raise TrainError(f"{path}: {where}: {message} (got {str(first['input'])[:80]})") from None
+        got = f" (got {str(first['input'])[:80]})" if loc else ""
+        raise TrainError(f"{where}: {message}{got}") from None
 
 
 def plain(config: TrainConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from jobs.evaluate.few_steps import SHARE, Pair, compare, verdict
 from jobs.evaluate.history import (
@@ -48,7 +49,12 @@ ASKED = {
 BAR = 0.0
 
 
-def make_gate(data: TrainingData, preset: Preset, config: TrainConfig) -> Gate:
+def make_gate(
+    data: TrainingData, preset: Preset, config: TrainConfig, device: torch.device | None = None
+) -> Gate:
+    """device: where the networks compute; where their weights lie if None, which with offloaded ones is not
+    the same."""
+
     def gate(stage: Stage, models: Mapping[str, WanModel]) -> GateResult:
         if stage.gate not in ASKED:
             raise TrainError(f"stage {stage.name}: no gate {stage.gate!r}: one of {', '.join(ASKED)}")
@@ -59,9 +65,9 @@ def make_gate(data: TrainingData, preset: Preset, config: TrainConfig) -> Gate:
             histories=histories_of(stage, config.gate.history),
             seed=config.seed,
         )
-        device = next(iter(models.values())).patch_embedding.weight.device
+        place = device or next(iter(models.values())).patch_embedding.weight.device
         try:
-            readings = measure(models, preset, stage, data.held_out, data.corpus.read, options, device)
+            readings = measure(models, preset, stage, data.held_out, data.corpus.read, options, place)
         except EvaluationError as error:
             return GateResult(stage.gate, -1.0, BAR, False, data.is_held_out, f"not measured: {error}")
         base = losses(readings, Condition.OWN).mean
@@ -96,8 +102,10 @@ def few_steps_gate(
     student: Mapping[str, WanModel],
     teacher: Mapping[str, WanModel],
     codec: Codec | None,
+    device: torch.device | None = None,
 ) -> GateResult:
     """Of a stage 4; value: the lower end of the interval of the gain in dB, where the share is reached.
+    device: as for `make_gate`.
 
     Not passed where it cannot be measured: not all experts are trained, nothing decodes, no clip is long
     enough."""
@@ -115,12 +123,12 @@ def few_steps_gate(
     if not len(fit):
         return unmeasured(f"no held-out clip has {preset.chunk * (behind + 1)} latents with known actions")
     one = replace(stage, target=preset.chunk, histories=(behind,), text_drop=0.0, field_drop=0.0)
-    device = next(iter(student.values())).patch_embedding.weight.device
+    place = device or next(iter(student.values())).patch_embedding.weight.device
     pairs: list[Pair] = []
     chosen = fit[: config.gate.clips].tolist()
     for at in range(0, len(chosen), config.gate.batch):
         draws = [Draw(k, 0, int(table.row[k]), behind) for k in chosen[at : at + config.gate.batch]]
-        batch = make_batch(draws, data.corpus.reader(one), one, preset, config.seed).to(device)
+        batch = make_batch(draws, data.corpus.reader(one), one, preset, config.seed).to(place)
         schedule = schedule_of(preset)
         many = ManySteps(guidance=stage.pdd.guidance)
         pairs += compare(student, teacher, preset, schedule, batch, codec, config.seed, many)

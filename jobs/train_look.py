@@ -6,6 +6,7 @@ of them play, because the experts are sharded; the first one writes.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -76,12 +77,12 @@ class Looker:
 
     def show(self, folder: Path, experts: Mapping[str, WanModel]) -> int:
         """Write `<sample>.mp4`: left what was recorded, right what the experts made. The folder is there when
-        all are. Returns how many."""
+        all are, in the place of one that is there: of a step that is made again. Returns how many."""
         partial = folder.with_name(f".{folder.name}")
+        self.mesh.first(lambda: _remove(partial))
         for clip in self.clips:
             self._play(partial, clip, experts)
-        if self.mesh.rank == 0:
-            partial.rename(folder)
+        self.mesh.first(lambda: _replace(partial, folder))
         return len(self.clips)
 
     def _play(self, folder: Path, clip: Batch, experts: Mapping[str, WanModel]) -> None:
@@ -96,7 +97,9 @@ class Looker:
         many = ManySteps(steps=self.config.steps, guidance=self.config.guidance)
         banks = any(model.head.heads > 1 for model in experts.values())
         few = schedule_of(self.preset) if banks else None
-        rollout = Rollout(self.preset, experts, self.codec, scene, Settings(self.seed, many, few))
+        rollout = Rollout(
+            self.preset, experts, self.codec, scene, Settings(self.seed, many, few), device=self.mesh.device
+        )
         rows, chunk, cache = clip.actions[0].numpy(), self.preset.chunk, None
         with ExitStack() as held:
             write = None
@@ -119,6 +122,16 @@ class Looker:
                             [drawn(left, rows[latent], "recorded"), drawn(right, rows[latent], caption)], 1
                         )
                     )
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder)
+
+
+def _replace(partial: Path, folder: Path) -> None:
+    _remove(folder)
+    partial.rename(folder)
 
 
 def codec_of(data: TrainingData, config: LookConfig, device: str) -> Codec | None:

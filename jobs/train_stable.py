@@ -5,12 +5,13 @@ Source: spec/worldplay2.md g.2, n.4, n.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 
 from jobs.corpus_reader import Corpus
 from jobs.train_config import TrainConfig, TrainError
@@ -18,8 +19,8 @@ from jobs.train_data import TrainingData
 from trainer.checkpoint import Checkpoints
 from trainer.codec.base import Codec
 from trainer.config import Preset
-from trainer.curriculum import Stage
-from trainer.data.plan import Draw, Plan, SampleTable, word
+from trainer.curriculum import STAGES, Law, Objective, Stage
+from trainer.data.plan import Draw, Plan, SampleTable, latents_read, word
 from trainer.data.scenes import make_scene
 from trainer.data.stream import share
 from trainer.distributed.mesh import Mesh
@@ -32,8 +33,9 @@ from trainer.rollout import Rollout, Scene, Settings
 from trainer.run_folder import RunFolder, read_json, write_json
 from trainer.sampler import ManySteps
 from trainer.schedule import PddSchedule
+from trainer.stable.controls import ControlsError
 from trainer.stable.loop import Readers, Roles, StableHooks, StableTask, train_stable
-from trainer.stable.watch import Pictures
+from trainer.stable.watch import Late, Pictures
 
 if TYPE_CHECKING:
     from jobs.train import Told
@@ -66,24 +68,69 @@ class Scenes:
         size = min(self.stage.micro, len(draws))
         return [self.make(draws[k : k + size]) for k in range(0, len(draws), size)]
 
+    def first(self, videos: int) -> Iterator[Scene]:
+        """Those of the first steps, until there are so many videos."""
+        step = 0
+        while videos > 0:
+            for scene in self.at(step):
+                if videos > 0:
+                    yield scene
+                videos -= len(scene.actions)
+            step += 1
+
     def make(self, draws: Sequence[Draw]) -> Scene:
         config = self.stage.stable
-        return make_scene(
-            draws,
-            self.corpus.reader(self.stage),
-            self.corpus.read,
-            self.preset,
-            config.latents,
-            config.law,
-            self.same_game,
-        )
+        name = ", ".join(str(self.table.sample_id[self.place(draw)]) for draw in draws)
+        try:
+            scene = make_scene(
+                draws,
+                self.corpus.reader(self.stage),
+                self.corpus.read,
+                self.preset,
+                config.latents,
+                config.law,
+                self.same_game,
+            )
+        except ControlsError as error:
+            raise TrainError(f"stage {self.stage.name}, samples {name}: {error}") from None
+        return replace(scene, name=name)
+
+    def place(self, draw: Draw) -> int:
+        """Of a draw in the table."""
+        return int(np.flatnonzero(self.table.row == draw.row)[0])
 
     def same_game(self, draw: Draw) -> Iterator[int]:
         """Rows of other clips of the game of a draw, in an order keyed by its position."""
-        place = int(np.flatnonzero(self.table.row == draw.row)[0])
+        place = self.place(draw)
         others = np.flatnonzero(self.table.game == self.table.game[place])
         rows = [int(self.table.row[k]) for k in others if k != place]
         yield from sorted(rows, key=lambda row: word(self.seed, draw.position, "joined", row))
+
+
+def check_stage(stage: Stage, preset: Preset, table: SampleTable) -> None:
+    """Refuse what a rollout would meet hours later. table: of what is trained on. Raises TrainError."""
+    config = stage.stable
+    few = [s.name for s in STAGES if s.objective in (Objective.PDD, Objective.STABLE)]
+    for what in ("score", "teacher"):
+        if getattr(config, what) in few:
+            raise TrainError(
+                f"stage {stage.name}: `stable: {{{what}: {getattr(config, what)}}}` has few-step heads, and "
+                "one velocity is needed: give a stage before 4"
+            )
+    known = table.actions_known
+    _, game = np.unique(table.game, return_inverse=True)
+    rows = 1 + np.bincount(game, weights=np.maximum(known - 1, 0))[game]  # idle rows are left out
+    drawn = np.minimum(table.latents, known) >= latents_read(stage, preset, min(stage.histories))
+    short = drawn & (known < config.latents)
+    short &= (known < 2) | (rows < config.latents if config.law is Law.JOINED else False)
+    if short.any():
+        first = int(np.flatnonzero(short)[0])
+        raise TrainError(
+            f"stage {stage.name}: clip {table.sample_id[first]} has {known[first]} known action rows, with "
+            f"those of its game {int(rows[first])}, and a rollout asks for {config.latents} "
+            f"({int(short.sum())} such clips): give `stable: {{law: {Law.OUT_AND_BACK}}}`, fewer latents or "
+            "more clips"
+        )
 
 
 def cast(
@@ -119,30 +166,37 @@ def cast(
     return Roles(students, fake, real, added or None, readers)
 
 
-def teacher_pictures(
+def teacher_looks(
     file: Path,
     preset: Preset,
-    scene: Callable[[], Scene],
+    scenes: Iterable[Scene],
     teacher: Callable[[str], WanModel],
     codec: Codec,
     many: ManySteps,
     mesh: Mesh,
-) -> Pictures:
-    """What the teacher's samples look like, by chunk: measured once, kept in a file."""
-    there = file.is_file()
-    mesh.meet("the teacher's samples")
+) -> Late:
+    """What the teacher's samples of this rank's scenes look like, the mean over ranks: measured once, kept in
+    a file."""
+    there = mesh.first(file.is_file)
     if not there:
         experts = {name: teacher(name) for name in preset.experts}
-        rollout = Rollout(preset, experts, codec, scene(), Settings(many=many))
-        found = Pictures.joined([Pictures.of([chunk.pixels]) for chunk in rollout.chunks()])
+        found = [
+            Pictures.of(chunk.pixels for chunk in rollout.chunks())
+            for rollout in (
+                Rollout(preset, experts, codec, scene, Settings(many=many), device=mesh.device)
+                for scene in scenes
+            )
+        ]
+        own = torch.tensor(astuple(Late.mean([f.late() for f in found])), device=mesh.device)
+        mean = Late(*mesh.mean(own).tolist())
         if mesh.rank == 0:
-            write_json(file, vars(found))
+            write_json(file, asdict(mean))
         mesh.meet("the teacher's samples")
     read = read_json(file)
     try:
-        return Pictures(*(tuple(read[name]) for name in ("motion", "saturation", "sharpness")))
-    except KeyError as error:
-        raise TrainError(f"{file} lacks {error}: remove it, and it is measured again") from None
+        return Late(**read)
+    except TypeError:
+        raise TrainError(f"{file} is of other measures: remove it, and it is measured again") from None
 
 
 def with_bank(model: WanModel, schedule: PddSchedule, expert: str) -> WanModel:
@@ -186,8 +240,9 @@ def run_stable(
     folder: RunFolder,
     codec: Codec,
     run: Run,
+    step: int | None = None,
 ) -> None:
-    """Train the experts of stage 5 together, from the newest step that all of them have."""
+    """Train the experts of stage 5 together, from the newest step that all of them have, or from `step`."""
     preset = config.sizes
 
     def student(expert: str) -> WanModel:
@@ -196,10 +251,10 @@ def run_stable(
         return model if isinstance(model.head, IntervalHead) else with_bank(model, run.schedule, expert)
 
     scenes = Scenes.of(data, stage, preset, config.seed, mesh)
-    teacher = teacher_pictures(
+    teacher = teacher_looks(
         folder.stage(stage.name) / "teacher.json",
         preset,
-        lambda: scenes.at(0)[0],
+        scenes.first(-(-config.watch.teacher // mesh.data_world)),
         lambda expert: run.frozen(stage.stable.teacher, expert),
         codec,
         ManySteps(steps=config.look.steps, guidance=config.look.guidance),
@@ -218,15 +273,22 @@ def run_stable(
         config.watch,
         config.save_every,
         config.host_ema,
+        config.save_minutes,
     )
     say = run.told.say
+    places = {expert: folder.checkpoints(stage.name, expert) for expert in preset.experts}
     kept = {
-        expert: Checkpoints(folder.checkpoints(stage.name, expert), config.keep, say=_told(say, expert))
-        for expert in preset.experts
+        expert: Checkpoints(
+            place,
+            config.keep,
+            say=_told(say, expert),
+            beside=tuple(places.values()),
+        )
+        for expert, place in places.items()
     }
     try:
         hooks = StableHooks(run.told.seen, run.stop, say)
-        train_stable(task, roles, mesh, scenes.at, kept, hooks)
+        train_stable(task, roles, mesh, scenes.at, kept, hooks, step)
     finally:
         for checkpoints in kept.values():
             checkpoints.close()

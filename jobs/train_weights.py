@@ -39,13 +39,18 @@ def from_run(folder: RunFolder, stage: str, expert: str, preset: Preset, schedul
             f"{saved.path} has few-step heads of the schedule {saved.note.get(SCHEDULE)}, this run has "
             f"{asdict(schedule)}: one schedule serves start, rollout, replay and inference"
         )
+    model = unfilled(preset, heads)
+    load_weights(saved, model, average=True)
+    return model
+
+
+def unfilled(preset: Preset, heads: int = 1) -> WanModel:
+    """A network on the host for a checkpoint to fill, every parameter of it. heads: of few-step training."""
     with torch.device("meta"):
         sizes = preset.model
         head = IntervalHead(sizes.dim, sizes.patch_out, sizes.eps, heads) if heads > 1 else None
         model = WanModel(sizes, head)
-    model = model.to_empty(device="cpu")
-    load_weights(saved, model, average=True)
-    return model
+    return model.to_empty(device="cpu")
 
 
 def from_files(path: Path, expert: str, preset: Preset) -> WanModel:

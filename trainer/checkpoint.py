@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -42,6 +43,7 @@ from trainer.checkpoint_files import (
 
 COMPLETE, LATEST, ASIDE = "complete.json", "latest", "set-aside-"
 _NAME = re.compile(r"step-(\d{8,})")
+_PRUNING = threading.Lock()  # folders that belong together are written by threads of one process
 T = TypeVar("T")
 
 
@@ -178,15 +180,22 @@ class Checkpoints:
     """The checkpoints of one run in a folder that all ranks share. Every method is called by all ranks.
 
     keep: complete ones that stay; the newest always does. wait_s: how long a save may take, after which the
-    run ends with an error. say: told what was chosen, skipped and removed (first rank only).
+    run ends with an error. say: told what was chosen, skipped and removed (first rank only). beside: folders
+    of the same run without which a step is of no use; what stays is the newest `keep` that all of them have.
     """
 
     def __init__(
-        self, folder: Path, keep: int = 2, wait_s: float = 1800.0, say: Callable[[str], None] = print
+        self,
+        folder: Path,
+        keep: int = 2,
+        wait_s: float = 1800.0,
+        say: Callable[[str], None] = print,
+        beside: Sequence[Path] = (),
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"{folder}: keep at least 1 checkpoint, not {keep}")
         self.folder, self.keep, self.wait_s = folder, keep, wait_s
+        self.together = {folder, *beside}
         self._group: Any = None
         if dist.is_initialized():
             # A group of its own: the background save must not share one with the training step.
@@ -252,7 +261,7 @@ class Checkpoints:
         return saved
 
     def rewind(self, step: int) -> None:
-        """Go on from an earlier step: later checkpoints are set aside under another name, not removed."""
+        """Go on from an earlier step: later checkpoints are set aside by name, not removed. 0: all."""
         self.wait()
         self._first(lambda: self._rewind(step))
 
@@ -321,17 +330,28 @@ class Checkpoints:
         write_text(saved.path / COMPLETE, json.dumps(marker, indent=1) + "\n")
         sync_folder(self.folder)
         write_text(self.folder / LATEST, f"{saved.path.name}\n")
-        for step in list_steps(self.folder)[0][: -self.keep]:
-            path = self.folder / folder_name(step)
-            (path / COMPLETE).unlink()  # first: one that is half removed is no checkpoint
-            shutil.rmtree(path)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove what is older than the newest `keep` steps that all folders have."""
+        with _PRUNING:
+            there = {folder: list_steps(folder)[0] for folder in self.together}
+            common = sorted(set.intersection(*map(set, there.values())))[-self.keep :]
+            if len(common) < self.keep:
+                return
+            for path in (f / folder_name(s) for f, steps in there.items() for s in steps if s < common[0]):
+                (path / COMPLETE).unlink()  # first: one that is half removed is no checkpoint
+                shutil.rmtree(path)
 
     def _rewind(self, step: int) -> None:
         complete, _ = list_steps(self.folder)
-        if step not in complete:
+        if step and step not in complete:
             raise CheckpointError(f"{self.folder} has no complete checkpoint of step {step}")
-        write_text(self.folder / LATEST, f"{folder_name(step)}\n")
-        for later in complete[complete.index(step) + 1 :]:
+        if step:
+            write_text(self.folder / LATEST, f"{folder_name(step)}\n")
+        else:
+            (self.folder / LATEST).unlink(missing_ok=True)
+        for later in (s for s in complete if s > step):
             aside = self.folder / f"{ASIDE}{folder_name(later)}"
             if aside.exists():
                 shutil.rmtree(aside)

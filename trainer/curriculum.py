@@ -7,13 +7,18 @@ Source: spec/worldplay2.md c.4, d, e, f.3, g, k.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from schemas.timeline import LATENTS_PER_CHUNK
 from trainer.config import ConfigError
 
 CLIP = 32
 """Latents of a target of stages 1 and 2, and of the clips that are scored in stage 5."""
+ADDITIONS_LR = 1e-4
+"""Rate of low-rank additions, the usual one. They begin at zero: at that of whole weights, 4e-7, it takes
+thousands of updates to change the weights that they are added to by a hundredth."""
 
 
 class Objective(StrEnum):
@@ -92,7 +97,8 @@ class StableConfig:
     shift, lowest, highest: of the noise levels at which clips are scored.
     floor: least mean |x - x0_real|, as a share of the clip's root mean square. limit: largest |g| kept.
     critic_steps, critic_lr: updates of the fake score for one of the student, and their rate.
-    critic_rank: train low-rank additions to the real score in place of a network of its own; 0 for none.
+    critic_rank: train low-rank additions to the real score in place of a network of its own; 0 for none. They
+    need a rate of their own, about ADDITIONS_LR.
     turns: train one expert a step, in turn, while masters and moments of the others wait on the host and
     copies of them are read; else all at once.
     score: the stage whose averages are the real score, with which the fake score begins too. teacher: the
@@ -127,6 +133,11 @@ class StableConfig:
             raise ConfigError(
                 f"stage {stage}: {self.replayed} clips replayed, of {self.latents // self.clip} in a rollout"
             )
+        if self.critic_rank and self.critic_lr < ADDITIONS_LR / 10:
+            raise ConfigError(
+                f"stage {stage}: critic_rank {self.critic_rank} with critic_lr {self.critic_lr:g} would not "
+                f"move: additions begin at zero, give critic_lr {ADDITIONS_LR:g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -134,9 +145,10 @@ class Stage:
     """One stage. start: the stage whose weights it begins with, None for the first. steps: of each expert.
 
     batch: samples of a step, over all ranks. micro: samples of one forward pass. target: latents predicted
-    (for queries: how many at most). histories: chunks of memory that a sample may have; the longest that its
-    clip allows are left out for it. segments: independent encodes instead of the continuous one. events:
-    share of samples from event clips. trainable: prefixes of parameter names, "" for all.
+    (for queries: how many at most; else whole chunks). histories: chunks of memory that a sample may have;
+    the longest that its clip allows are left out for it. segments: independent encodes instead of the
+    continuous one. events: share of samples from event clips. trainable: prefixes of parameter names, "" for
+    all.
     text_drop: share of samples with the negative prompt alone; field_drop: whose prompt lacks fields.
     memory_drop: share of the steps of an objective of chunks without compressed frames, so that a network
     without them is one that was trained; else "no memory" is no fair control of memory.
@@ -172,12 +184,32 @@ class Stage:
             raise ConfigError(
                 f"stage {self.name}: a batch of {self.batch} does not split into passes of micro {self.micro}"
             )
+        for what in ("events", "text_drop", "field_drop", "memory_drop"):
+            if not 0.0 <= (share := getattr(self, what)) <= 1.0:
+                raise ConfigError(
+                    f"stage {self.name}: {what} is {share}: a share lies in 0 to 1 (10 % is 0.1)"
+                )
+        if self.objective is Objective.QUERIES:
+            if self.sigma.per_chunk:
+                raise ConfigError(
+                    f"stage {self.name}: frame queries are no chunks: sigma.per_chunk is not theirs"
+                )
+        elif self.target % LATENTS_PER_CHUNK:
+            raise ConfigError(
+                f"stage {self.name}: a target of {self.target} latents: whole chunks of "
+                f"{LATENTS_PER_CHUNK} needed"
+            )
         if self.segments and (self.histories != (0,) or self.target != CLIP):
             raise ConfigError(f"stage {self.name}: an independent encode is {CLIP} latents without history")
         if self.memory_drop and self.objective is not Objective.CHUNKS:
             raise ConfigError(f"stage {self.name}: memory_drop is of chunks, not of {self.objective.value}")
         if self.objective is Objective.STABLE:
             self.stable.check(self.name)
+
+    def seed(self, run: int) -> int:
+        """Of this stage's draws, in a run of seed `run`: the sample at a position has other noise, another
+        noise level and other text in every stage. Source: DESIGN rule 9."""
+        return int.from_bytes(hashlib.sha256(f"{run}|stage|{self.name}".encode()).digest()[:8], "big") >> 1
 
 
 STAGES: tuple[Stage, ...] = (

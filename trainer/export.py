@@ -144,6 +144,16 @@ def _schedule(saved: Saved, preset: Preset) -> PddSchedule:
     return meant
 
 
+def same_schedule(saved: Saved, schedule: PddSchedule) -> None:
+    """Raises CheckpointError where the few-step heads of a checkpoint are of another schedule."""
+    trained = saved.note.get(SCHEDULE)
+    if trained != asdict(schedule):
+        raise CheckpointError(
+            f"{saved.path} has few-step heads of the schedule {trained}, this run has {asdict(schedule)}: "
+            "one schedule serves start, rollout, replay and inference"
+        )
+
+
 def _bank(saved: Saved, preset: Preset, average: bool, heads: int) -> IntervalHead:
     head = IntervalHead(preset.model.dim, preset.model.patch_out, preset.model.eps, heads)
     with torch.no_grad():

@@ -8,6 +8,7 @@ Source: spec/worldplay2.md a.1, b, c.1, n.5.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 from math import prod
@@ -15,8 +16,10 @@ from math import prod
 import torch
 
 from trainer.config import LATENTS_PER_PAIR, ModelConfig
+from trainer.curriculum import Objective, Solver, Stage
 from trainer.model.layout import NOTHING, Kind, Layout, Rule, visible
 from trainer.model.memory import SPACE_FOLD
+from trainer.model.wan import WanModel
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,14 @@ class Flops:
     def total(self) -> int:
         return self.embed + self.memory + self.conditions + self.blocks + self.head
 
-    def training(self, *, checkpointing: bool) -> int:
+    def training(self, *, checkpointing: bool, share: float = 1.0) -> float:
         """Forward and backward, which is two products for each one of the forward pass; with checkpointing
-        the blocks run forward twice. Slightly too much: nothing asks for the gradient of a network's input.
+        the blocks run forward twice. share: of the parameters that are trained; the others' gradients, one of
+        the two, are not made, and attention has no parameters. Slightly too much: nothing asks for the
+        gradient of a network's input.
         """
-        return 3 * self.total + (self.blocks if checkpointing else 0)
+        unasked = (1.0 - share) * (self.total - self.attention)
+        return 3 * self.total - unasked + (self.blocks if checkpointing else 0)
 
 
 def visible_pairs(queries: Layout, keys: Layout, rule: Rule) -> int:
@@ -117,10 +123,39 @@ def training_flops(
     prompts: int = 1,
     context: Layout = NOTHING,
     checkpointing: bool = False,
-) -> int:
+) -> float:
     """FLOPs of one forward and backward pass of one sample; see `Flops.training`."""
     flops = count(config, layout, rule, prompts=prompts, context=context)
     return flops.training(checkpointing=checkpointing)
+
+
+def stage_flops(
+    config: ModelConfig, stage: Stage, layout: Layout, rule: Rule, *, prompts: int, heads: int
+) -> float:
+    """FLOPs of one sample of a step of stages 1 to 4, without what checkpointing computes twice: the network
+    in training, and of stage 4 the passes of its teacher.
+
+    heads: few-step heads of the student, where the stage trains them.
+    """
+    share = trained_share(config, stage.trainable)
+    if stage.objective is not Objective.PDD:
+        return count(config, layout, rule, prompts=prompts).training(checkpointing=False, share=share)
+    student = count(config, layout, rule, prompts=prompts, bank=(2, heads))
+    teacher = count(config, layout, rule, prompts=prompts).total
+    if stage.pdd.guidance != 1.0:
+        teacher += count(config, layout, rule).total
+    calls = 2 if stage.pdd.solver is Solver.MIDPOINT else 1
+    return student.training(checkpointing=False, share=share) + calls * teacher
+
+
+@functools.lru_cache(maxsize=16)
+def trained_share(config: ModelConfig, prefixes: tuple[str, ...]) -> float:
+    """Of the parameters, those whose names begin with one of `prefixes`."""
+    if "" in prefixes:
+        return 1.0
+    with torch.device("meta"):
+        sizes = {name: value.numel() for name, value in WanModel(config).named_parameters()}
+    return sum(n for name, n in sizes.items() if name.startswith(prefixes)) / sum(sizes.values())
 
 
 def _linear(width: int, out: int) -> int:

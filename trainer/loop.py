@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,16 @@ from trainer.data.stream import Loader
 from trainer.distributed.mesh import Mesh, Parallel
 from trainer.distributed.parallelize import accumulate
 from trainer.ema import Ema
-from trainer.flops import training_flops
-from trainer.metrics import MetricsLog, StepRecord, by_sigma, memory_gb, peak_flops
+from trainer.export import SCHEDULE, same_schedule
+from trainer.flops import stage_flops
+from trainer.metrics import MetricsLog, StepRecord, by_sigma, forget_peak, memory_gb, peak_flops
 from trainer.model.layout import Layout, Rule
 from trainer.model.wan import WanModel
 from trainer.objectives.flow import Minimised, objective, sequence
 from trainer.objectives.loss import Loss
 from trainer.optim import OptimError, clip_gradients, learning_rate, make_optimizer, set_rate
 from trainer.parameters import named_parameters
+from trainer.schedule import schedule_of
 from trainer.state import TrainState
 
 _SHOWN = 4
@@ -54,10 +56,11 @@ class Stopped(UserError):
 
 @dataclass(frozen=True)
 class Task:
-    """One expert of one stage. folder: of its metrics. save_every: steps from checkpoint to checkpoint;
-    look_every: from look to look, 0 for none but that at the end. host_ema: the average in host memory.
-    minimise: what the stage minimises, where it needs more than the network in training. note: kept in every
-    checkpoint."""
+    """One expert of one stage. seed: of the run. folder: of its metrics. save_every: steps from checkpoint to
+    checkpoint, at most; look_every: from look to look, 0 for none but that at the end. host_ema: the average
+    in host memory. minimise: what the stage minimises, where it needs more than the network in training.
+    note: kept in every checkpoint. save_minutes: from checkpoint to checkpoint, at most, and the step that is
+    then under way; 0 for steps alone."""
 
     stage: Stage
     preset: Preset
@@ -70,6 +73,20 @@ class Task:
     host_ema: bool = False
     minimise: Minimised | None = None
     note: Mapping[str, Any] = field(default_factory=dict)
+    save_minutes: float = 15.0
+
+
+class SaveClock:
+    """Says that a checkpoint is due by time. A rank asks its own, ranks tell each other, and all save."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds, self._last = 60.0 * minutes, time.monotonic()
+
+    def due(self) -> bool:
+        return self._seconds > 0.0 and time.monotonic() - self._last >= self._seconds
+
+    def saved(self) -> None:
+        self._last = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -97,10 +114,22 @@ def train_expert(
     state = TrainState(model, optimizer, ema)
     saved, first = checkpoints.newest(), 0
     if saved is not None:
+        if SCHEDULE in task.note:
+            same_schedule(saved, schedule_of(task.preset))
         resumed = state.load(saved)
         first = resumed.step
         for line in resumed.lines():
             hooks.say(f"stage {stage.name}, expert {task.expert}: {line}")
+    if task.parallel.compile:
+        hooks.say(
+            f"stage {stage.name}, expert {task.expert}: with parallel.compile a block is compiled anew where "
+            "the stretches of frames and prompts of a sequence change, "
+            f"{torch._dynamo.config.recompile_limit} times at most; past that it runs uncompiled, and "
+            "torch's warning of `recompile_limit` is all that says so"
+        )
+    task = replace(task, seed=stage.seed(task.seed))
+    forget_peak(mesh.device)
+    clock = SaveClock(task.save_minutes)
     with ExitStack() as held:
         log = held.enter_context(MetricsLog(task.folder, first)) if mesh.rank == 0 else None
         batches = loader.steps(first)
@@ -108,9 +137,11 @@ def train_expert(
         for step in range(first, stage.steps):
             began, waited = time.perf_counter(), loader.waited_s
             micros = next(batches)
+            data_s = loader.waited_s - waited
+            others_s = _met(mesh, f"step {step}")
             ran = _forward_backward(task, model, mesh, step, micros)
-            work_s, wait_s = time.perf_counter() - began, loader.waited_s - waited
-            heard = _gather(mesh, ran, hooks.stop(), work_s, wait_s, step)
+            others_s += _met(mesh, f"the end of step {step}")
+            heard = _gather(mesh, ran, hooks.stop(), clock.due(), data_s, others_s)
             norm = _update(task, model, mesh, optimizer, ran, heard, step)
             ema.update(model, step)
             if log is not None:
@@ -118,9 +149,10 @@ def train_expert(
                 log.write(record)
                 hooks.seen(record)
             done = step + 1
-            if done % task.save_every == 0 or done == stage.steps or heard.asked:
+            if done % task.save_every == 0 or done == stage.steps or heard.asked or heard.due:
                 note = {**task.note, "stage": stage.name, "expert": task.expert, "state": state.note()}
                 checkpoints.save(done, state.tensors(), note)
+                clock.saved()
             if heard.asked:
                 checkpoints.wait()
                 raise Stopped(
@@ -156,16 +188,25 @@ class _Ran:
 
 @dataclass(frozen=True)
 class _Heard:
-    """What all ranks told: their levels and losses, seconds of work, of waiting for data, and memory."""
+    """What all ranks told: whether one was asked to stop, or finds a checkpoint due; their levels and losses;
+    by rank, seconds of waiting for data and for the others, and memory."""
 
     asked: bool
+    due: bool
     sigma: Tensor
     value: Tensor
     history: int
     prompts: int
-    work_s: Tensor
-    wait_s: Tensor
+    data_s: Tensor
+    others_s: Tensor
     memory_gb: Tensor
+
+
+def _met(mesh: Mesh, where: str) -> float:
+    """Seconds until every rank had come; a rank that does not is named."""
+    began = time.perf_counter()
+    mesh.meet(where)
+    return time.perf_counter() - began
 
 
 def _forward_backward(task: Task, model: WanModel, mesh: Mesh, step: int, micros: list[Batch]) -> _Ran:
@@ -187,20 +228,21 @@ def _forward_backward(task: Task, model: WanModel, mesh: Mesh, step: int, micros
     )
 
 
-def _gather(mesh: Mesh, ran: _Ran, asked: bool, work_s: float, wait_s: float, step: int) -> _Heard:
-    """One small exchange a step, behind a barrier that names a rank which does not come."""
-    mesh.meet(f"step {step}")
-    numbers = torch.tensor([float(asked), work_s, wait_s, memory_gb(mesh.device)], dtype=torch.float64)
+def _gather(mesh: Mesh, ran: _Ran, asked: bool, due: bool, data_s: float, others_s: float) -> _Heard:
+    """One small exchange a step."""
+    told = [float(asked), float(due), data_s, others_s, memory_gb(mesh.device)]
+    numbers = torch.tensor(told, dtype=torch.float64)
     own = torch.cat([numbers.to(mesh.device), ran.sigma.flatten(), ran.value.flatten()])
     heard = mesh.gather(own).cpu()
-    levels, count = heard[:, 4:], ran.sigma.numel()
+    levels, count = heard[:, len(told) :], ran.sigma.numel()
     return _Heard(
         bool(heard[:, 0].any()),
+        bool(heard[:, 1].any()),
         levels[:, :count].flatten(),
         levels[:, count:].flatten(),
         ran.history,
         ran.prompts,
-        *heard[:, 1:4].unbind(1),
+        *heard[:, 2 : len(told)].unbind(1),
     )
 
 
@@ -239,8 +281,9 @@ def _named(task: Task, mesh: Mesh, ran: _Ran, step: int, what: str, *, only_bad:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (
         f"stage {task.stage.name}, expert {task.expert}, step {step}: {what}; samples "
-        f"{'; '.join(names[:_SHOWN])}{more}. The newest checkpoint is untouched: lower the rate, or leave "
-        "those samples out"
+        f"{'; '.join(names[:_SHOWN])}{more}. The newest checkpoint is untouched: give --redraw "
+        f"{task.stage.name}/{task.expert}/{step} for other samples at that step, or a lower optim.lr or "
+        "float32 with --accept-changes (--step N goes further back)"
     )
 
 
@@ -248,12 +291,14 @@ def _named(task: Task, mesh: Mesh, ran: _Ran, step: int, what: str, *, only_bad:
 
 
 def _record(task: Task, mesh: Mesh, heard: _Heard, norm: float, step: int, seconds: float) -> StepRecord:
-    stage, config = task.stage, task.preset.model
+    stage = task.stage
     layout, rule = sequence(stage, task.preset, heard.history, task.seed, step)
     peak = peak_flops(mesh.device)
     mfu = None
     if peak is not None:
-        mfu = stage.batch * _flops(config, layout, rule, heard.prompts) / (seconds * peak * mesh.world)
+        heads = schedule_of(task.preset).heads(task.expert)
+        flops = _flops(task.preset.model, stage, layout, rule, heard.prompts, heads)
+        mfu = stage.batch * flops / (seconds * peak * mesh.world)
     return StepRecord(
         stage=stage.name,
         expert=task.expert,
@@ -267,14 +312,15 @@ def _record(task: Task, mesh: Mesh, heard: _Heard, norm: float, step: int, secon
         tokens_per_s=stage.batch * layout.tokens / seconds,
         mfu=mfu,
         memory_gb=float(heard.memory_gb.max()),
-        data_wait_s=float(heard.wait_s.max()),
+        data_wait_s=float(heard.data_s.max()),
         step_s=seconds,
-        work_s_most=float(heard.work_s.max()),
-        work_s_least=float(heard.work_s.min()),
+        others_s_most=float(heard.others_s.max()),
+        others_s_least=float(heard.others_s.min()),
+        slow_rank=int(heard.others_s.argmin()),
     )
 
 
 @functools.lru_cache(maxsize=64)
-def _flops(config: ModelConfig, layout: Layout, rule: Rule, prompts: int) -> int:
+def _flops(config: ModelConfig, stage: Stage, layout: Layout, rule: Rule, prompts: int, heads: int) -> float:
     """Of a sample, without what checkpointing computes twice."""
-    return training_flops(config, layout, rule, prompts=prompts)
+    return stage_flops(config, stage, layout, rule, prompts=prompts, heads=heads)

@@ -1,6 +1,8 @@
 """Low-rank additions to a frozen network: a critic for 3 % of the memory of a second one.
 
-    y = W x + (r^-1) B A x,   A from N(0, 1/in), B zero at the start: the network begins as it was.
+    y = W x + B A x,   A [r, in] from N(0, 1/in), B [out, r] zero at the start: the network begins as it was.
+
+So alpha is the rank, and the rate is one of their own (`curriculum.ADDITIONS_LR`), whatever the rank.
 
 Added to the linear layers of attention and feed-forward, where a layer is called as a whole. `Plain` is
 the network without them, so one frozen copy is the real score and, with them, the fake one.
@@ -23,7 +25,7 @@ FEED = ("ffn.0", "ffn.2")
 
 
 class Addition(nn.Module):
-    """(r^-1) B A x. A module of its own, so that it is sharded apart from the frozen weights beside it."""
+    """B A x. A module of its own, so that it is sharded apart from the frozen weights beside it."""
 
     def __init__(self, layer: nn.Linear, rank: int, seed: int, name: str) -> None:
         super().__init__()
@@ -31,11 +33,10 @@ class Addition(nn.Module):
         down = torch.randn(rank, layer.in_features, generator=keyed(seed, "lora", name))
         self.down = nn.Parameter((down / math.sqrt(layer.in_features)).to(device))
         self.up = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
-        self.scale = 1.0 / rank
 
     def forward(self, x: Tensor) -> Tensor:
         low = nn.functional.linear(x, self.down.to(x.dtype))
-        return self.scale * nn.functional.linear(low, self.up.to(x.dtype))
+        return nn.functional.linear(low, self.up.to(x.dtype))
 
 
 class LowRank(nn.Linear):

@@ -40,9 +40,11 @@ class StepRecord:
 
     history: chunks of memory of all its samples. by_sigma: mean loss of the noise levels of each bin that has
     some. grad_norm: global, before clipping. mfu: None where the device's peak is not known. memory_gb: peak
-    of the rank with most (device memory, or resident memory on the CPU). data_wait_s: of the rank that waited
-    longest. step_s: the whole step. work_s_most, work_s_least: until a rank had its gradients, of the slowest
-    and of the fastest rank.
+    of the rank with most since this expert began or went on (device memory; on the CPU resident memory since
+    the process began). data_wait_s: of the rank that waited longest. step_s: the whole step, without the save
+    and the videos that may follow it. others_s_most, others_s_least: that a rank waited for other ranks where
+    all meet, after the data and after the gradients, of the rank that waited longest and of the one that
+    waited least. slow_rank: that last one, whose data or host the others waited for.
     """
 
     stage: str
@@ -59,8 +61,9 @@ class StepRecord:
     memory_gb: float
     data_wait_s: float
     step_s: float
-    work_s_most: float
-    work_s_least: float
+    others_s_most: float
+    others_s_least: float
+    slow_rank: int
 
     def row(self) -> dict[str, Any]:
         """For JSON: five significant digits, and exact losses, so that two runs can be compared."""
@@ -81,7 +84,7 @@ class StepRecord:
 
     def scalars(self) -> Sequence[tuple[str, float]]:
         """For TensorBoard."""
-        left_out = ("stage", "expert", "step", "history", "by_sigma", "mfu")
+        left_out = ("stage", "expert", "step", "history", "by_sigma", "mfu", "slow_rank")
         found = [(name, float(value)) for name, value in vars(self).items() if name not in left_out]
         found += [(f"loss_by_sigma/{name}", value) for name, value in self.by_sigma.items()]
         found += [(f"loss_by_history/{self.history}", self.loss)]
@@ -108,8 +111,14 @@ def peak_flops(device: torch.device) -> float | None:
     return _PEAK[max(fits, key=len)] if fits else None
 
 
+def forget_peak(device: torch.device) -> None:
+    """From here on `memory_gb` is that of what follows. Resident memory's peak cannot be set back."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def memory_gb(device: torch.device) -> float:
-    """Peak of this process: of device memory, or of resident memory on the CPU."""
+    """Peak of this process: of device memory since `forget_peak`, or of resident memory on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

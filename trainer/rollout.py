@@ -139,7 +139,8 @@ class _Branch:
 
 @dataclass
 class Rollout:
-    """The experts at work on one scene.
+    """The experts at work on one scene. device: where they compute; where their weights lie if None, which
+    with offloaded ones is not the same.
 
     Raises SceneError where the scene does not fit, HorizonError where the weights cannot place it, NotFinite
     at the first chunk that is not finite.
@@ -151,6 +152,7 @@ class Rollout:
     scene: Scene
     settings: Settings = field(default_factory=Settings)
     backend: Backend = Backend.DENSE
+    device: torch.device | None = None
     _branches: dict[tuple[str, bool], _Branch] = field(default_factory=dict)
     _finite: list[tuple[str, Tensor]] = field(default_factory=list)
 
@@ -183,7 +185,7 @@ class Rollout:
             for name, model in self.experts.items()
             for negative in ((False, True) if self._negatives else (False,))
         }
-        self._device = next(iter(self.experts.values())).patch_embedding.weight.device
+        self._device = self.device or next(iter(self.experts.values())).patch_embedding.weight.device
         self._actions = scene.actions.to(self._device)
         self._negative = scene.text(NEGATIVE, self._device)
 

@@ -1,4 +1,5 @@
-"""Noise levels: the one schedule that few-step start, rollout, replay and scoring share.
+"""Noise levels: the one schedule that few-step start, rollout and replay share. Clips are scored at levels
+of their own shift (`StableConfig.shift`).
 
 Units: `sigma` in [0, 1] is a noise level, x_sigma = (1 - sigma) x + sigma eps. The network takes sigmas and
 makes timesteps (1000 sigma) itself, so no other code has any. `ratio` is a sigma before the shift. An

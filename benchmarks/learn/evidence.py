@@ -211,14 +211,17 @@ class Evidence:
                     f"t {t:.1f}; own better in {better:.0%} of {len(gain)}; {part:+.1f} % of the loss; "
                     f"hidden columns alone {np.mean(hidden[other] - hidden['own']):+.4f}"
                 )
-                passed = None
-                if self.bars.loops_t is not None and self.bars.loops_share is not None:
-                    if kind == "return" and other in ("none", "other"):
+                found, passed = interval(gain, names), None
+                if (
+                    self.bars.loops_t is not None
+                    and self.bars.loops_share is not None
+                    and other in ("none", "other")
+                ):
+                    if kind == "return":
                         passed = t >= self.bars.loops_t and better >= self.bars.loops_share
-                    elif kind == "placebo" and other in ("none", "other"):
-                        passed = abs(t) < self.bars.loops_t
-                bar = None if passed is None else self.bars.loops_t
-                found = interval(gain, names)
+                    else:
+                        passed = found.low <= 0.0 <= found.high  # flat
+                bar = None if passed is None or kind == "placebo" else self.bars.loops_t
                 yield Measure(f"{kind}: {other} - own memory", found, "loss", bar, passed, told)
 
     def places(self) -> tuple[list[Place], list[Place]]:

@@ -1,6 +1,8 @@
 """Held-out journeys, half of each out and half the same way back, played by students: what held, what not.
 
-revisit   the same place twice, 2 seconds apart or more: PSNR of the way back against the way out
+revisit   the same place twice, 2 seconds apart or more: PSNR of the way back against the way out. A world
+          that has faded to grey is alike everywhere, so beside it:
+told apart  how much more alike the same place is than another one, of the same pictures
 home      the last 32 frames against the recorded ones of the same places: what was never invented
 drift     the last quarter's colours from the first chunk's (total variation), and its sharpness by that of
           the recording's at the same places
@@ -143,7 +145,10 @@ def _measures(journeys: Journeys, video: Video) -> dict[str, npt.NDArray[np.floa
     first, later = journeys.pairs()
     far = later - first >= APART
     psnr, end = Psnr(), int(later[-1]) + 1
-    revisit = [psnr.of(v[first[far]], v[later[far]]).mean() for v in video]
+    out, back = first[far], later[far]
+    elsewhere = np.roll(back, len(back) // 2)
+    revisit = [psnr.of(v[out], v[back]).mean() for v in video]
+    other = [psnr.of(v[out], v[elsewhere]).mean() for v in video]
     home = [
         psnr.of(t[:HOME], v[end - HOME : end][::-1]).mean() for t, v in zip(journeys.true, video, strict=True)
     ]
@@ -154,6 +159,7 @@ def _measures(journeys: Journeys, video: Video) -> dict[str, npt.NDArray[np.floa
     sharp = [abs(np.log(v.sharpness[-late:].mean() / t.sharpness[-late:].mean())) for v, t in zip(own, true)]
     return {
         "revisit, dB": np.array(revisit),
+        "told apart, dB": np.array(revisit) - np.array(other),
         "home, dB": np.array(home),
         "drift of colours": np.array(colours),
         "drift of sharpness, |log|": np.array(sharp),

@@ -87,10 +87,6 @@ def train(
     sequence: Annotated[
         int | None, typer.Option(min=1, help="ranks a sample; all that fit if not given")
     ] = None,
-    critic_clips: Annotated[
-        int | None,
-        typer.Option(min=1, help="stage 5: that an update of the fake score reads; all if not given"),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="everything, for machines")] = False,
 ) -> None:
     """Memory by part, FLOPs, time and days of training, and the recipes that fit, from the real network."""
@@ -114,7 +110,7 @@ def train(
                 each, batch=batch or each.batch, steps=steps or each.steps, micro=1 if batch else each.micro
             )
             with err.status(f"stage {each.name}: running {preset} on the meta device"):
-                verdict = judge(chosen, work_of(chosen, given, critic_clips=critic_clips), machine, sequence)
+                verdict = judge(chosen, work_of(chosen, given), machine, sequence)
             found.append(verdict)
     except sizes.ConfigError as error:
         raise UserError(str(error)) from None

@@ -42,6 +42,20 @@ def train(
             min=1, help="go on from this checkpoint of what is in training; later ones are set aside"
         ),
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="go on with another optimizer, rate or precision than before; run.json remembers from where",
+        ),
+    ] = False,
+    redraw: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE/EXPERT/STEP",
+            help="draw other samples at a step that gave no number; run.json remembers it; repeatable",
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     json_logs: JsonOpt = False,
     show_config: Annotated[bool, typer.Option("--show-config", help="print the settings and end")] = False,
@@ -76,6 +90,8 @@ def train(
         tuple(name for given in gate_override or () for name in given.split(",")),
         device,
         step,
+        accept_changes,
+        tuple(redraw or ()),
     )
     with Progress(json_logs) as progress:
         try:

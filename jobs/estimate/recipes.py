@@ -1,7 +1,8 @@
 """Ways to lay a stage out on GPUs, made of options that `wp2 train` has: what fits, and how long it takes.
 
 Bytes a parameter: master 4, gradient 4 (both sharded, fp32), moments 8, 4 or 2, average 4; what is only read
-2. Everything is counted for the rank that has most. Source: spec/worldplay2.md g.4, n.4 to n.6.
+2; being loaded 4, whole on every rank. Everything is counted for the rank that has most.
+Source: spec/worldplay2.md g.4, n.4 to n.6.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from jobs.estimate.footprint import Parameters, activations, kv_bytes, parameters
 from jobs.estimate.work import Work
 from trainer.config import ConfigError, Preset
+from trainer.curriculum import ADDITIONS_LR, OptimConfig
 from trainer.distributed.ulysses import cut
 from trainer.model.layout import Layout, LayoutError
 
@@ -28,7 +30,7 @@ DAY = 86_400.0
 
 
 class Adam(StrEnum):
-    """Moments of the trained parameters."""
+    """Moments of the trained parameters. The first is the stage's own beta1, or 0.9 where it keeps none."""
 
     FULL = "Adam"
     EIGHT_BIT = "8-bit Adam"
@@ -38,6 +40,17 @@ class Adam(StrEnum):
     def bytes(self) -> float:
         """A parameter. Eight bits: two codes, and two fp32 scales of 256 of them."""
         return {Adam.FULL: 8.0, Adam.EIGHT_BIT: 2.0 + 2 * 4 / 256, Adam.NO_FIRST: 4.0}[self]
+
+    @staticmethod
+    def of(optim: OptimConfig) -> Adam:
+        if optim.eight_bit:
+            return Adam.EIGHT_BIT
+        return Adam.FULL if optim.betas[0] else Adam.NO_FIRST
+
+    def settings(self, own: OptimConfig) -> dict[str, Any]:
+        """Of `optim`, where a stage has `own`. Both keys always: one alone may contradict the stage's."""
+        first = 0.0 if self is Adam.NO_FIRST else own.betas[0] or OptimConfig().betas[0]
+        return {"betas": [first, own.betas[1]], "eight_bit": self is Adam.EIGHT_BIT}
 
 
 @dataclass(frozen=True)
@@ -81,15 +94,14 @@ class Recipe:
         return ", ".join(parts)
 
     def settings(self, preset: Preset, work: Work, machine: Machine) -> dict[str, Any]:
-        """The YAML of `wp2 train --config`: what differs from the defaults of the preset."""
-        optim: dict[str, Any] = {}
-        if self.adam is Adam.EIGHT_BIT:
-            optim["eight_bit"] = True
-        if self.adam is Adam.NO_FIRST:
-            optim["betas"] = [0.0, 0.999]
-        stage: dict[str, Any] = {"batch": work.stage.batch} | ({"optim": optim} if optim else {})
+        """The YAML of `wp2 train --config`, of all that was planned."""
+        own = work.stage
+        stage: dict[str, Any] = {"steps": own.steps, "batch": own.batch, "micro": own.micro}
+        stage["optim"] = self.adam.settings(own.optim)
         if work.is_stable:
-            stage["stable"] = {"turns": True} | ({"critic_rank": LORA_RANK} if self.lora else {})
+            stage["stable"] = {"turns": True}
+            if self.lora:
+                stage["stable"] |= {"critic_rank": LORA_RANK, "critic_lr": ADDITIONS_LR}
         return {
             "preset": preset.name,
             "parallel": {
@@ -101,23 +113,28 @@ class Recipe:
                 "offload": self.offload,
             },
             "host_ema": self.host_ema,
-            "stages": {work.stage.name: stage},
+            "stages": {own.name: stage},
         }
 
-    @property
-    def simplicity(self) -> tuple[int, ...]:
-        """Of two recipes as fast as each other the one that changes less: training itself, then speed."""
-        order = (Adam.FULL, Adam.EIGHT_BIT, Adam.NO_FIRST).index(self.adam)
+    def simplicity(self, own: OptimConfig) -> tuple[int, ...]:
+        """Of two recipes as fast as each other the one that changes less: training itself, then speed.
+        own: the stage's."""
+        order = (Adam.of(own), *Adam).index(self.adam)
         return (int(self.lora), order, int(self.offload), int(self.host_ema), self.sequence, -self.replicate)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a recipe takes: bytes of the fullest GPU and of a node by part, seconds of a step."""
+    """What a recipe takes: bytes of the fullest GPU and of a node by part, seconds of a step.
+
+    host: of a node in training. loading: of a node before the first step, while weights are loaded, which is
+    never at the same time.
+    """
 
     recipe: Recipe
     gpu: Mapping[str, float]
     host: Mapping[str, float]
+    loading: float
     step_s: float
     days: float
 
@@ -127,7 +144,8 @@ class Estimate:
 
     @cached_property
     def host_bytes(self) -> float:
-        return sum(self.host.values())
+        """At the worst moment."""
+        return max(sum(self.host.values()), self.loading)
 
     def over(self, machine: Machine) -> tuple[float, float]:
         """Bytes too many on a GPU and on a host, zero where it fits."""
@@ -173,20 +191,37 @@ class Planner:
         """Bytes by part, and time. Raises LayoutError when a sequence has fewer frames than ranks."""
         work, machine, ranks = self.work, self.machine, self.machine.world // recipe.replicate
         state = state_bytes(self.size, work, recipe)
-        on_host = {"masters", "gradients", "moments"} if recipe.offload else set()
-        on_host |= {"average"} if recipe.host_ema else set()
-        gpu = {p: value / ranks for p, value in state.items() if p not in on_host and p != PARKED}
-        gpu["gathered"] = gathered_bytes(self.size)
+        on_host = {OTHERS, COPIES} | ({"average"} if recipe.host_ema else set())
+        on_host |= {"masters", "gradients", "moments", READ} if recipe.offload else set()
+        gpu = {part: value / ranks for part, value in state.items() if part not in on_host}
         own = work.stage.batch * recipe.sequence // machine.world
-        gpu["activations"] = float(min(work.stage.micro, own) * sample_bytes(self.preset, work, recipe))
-        gpu["caches"] = kv_bytes(self.preset.model, work.cache) / recipe.sequence
+        at_once = min(work.stage.micro, own)
+        gpu["gathered"] = gathered_bytes(self.size)
+        gpu["activations"] = float(at_once * sample_bytes(self.preset, work, recipe))
+        gpu["caches"] = at_once * kv_bytes(self.preset.model, work.cache) / recipe.sequence
+        gpu["rollouts"] = float(own * work.kept + at_once * work.played)
+        # Between steps all that waited is back, and what a step alone needs is gone.
+        back = 0.0 if recipe.offload else (state[OTHERS] + state[COPIES]) / ranks
+        gone = sum(
+            gpu.get(part, 0.0) for part in ("gradients", "gathered", "activations", "caches", "rollouts")
+        )
+        gpu["more, between steps"] = max(0.0, back - gone)
         node = machine.gpus / ranks
-        host = {part: value * node for part, value in state.items() if part in on_host or part == PARKED}
-        saved = sum(state[part] for part in ("masters", "moments", "average"))
-        host["checkpoint being saved"] = node * saved
+        host = {part: value * node for part, value in state.items() if part in on_host}
+        host["checkpoint being saved"] = node * sum(state[part] for part in SAVED)
         host["processes"] = machine.gpus * PROCESS_BYTES
         step = self.step_seconds(recipe)
-        return Estimate(recipe, _some(gpu), _some(host), step, step * work.stage.steps * work.rounds / DAY)
+        days = step * work.stage.steps * work.rounds / DAY
+        return Estimate(recipe, _some(gpu), _some(host), self._loading(recipe, node), step, days)
+
+    def _loading(self, recipe: Recipe, node: float) -> float:
+        """Host memory of a node when most is being loaded: every rank makes a network whole, in fp32, before
+        it keeps its shard. Those of stage 5 come one by one; what came before is on the GPUs, or with offload
+        on the host."""
+        whole = self.machine.gpus * 4.0 * self.size.total * self.work.loaded
+        stays = recipe.offload and self.work.is_stable
+        held = node * loaded_bytes(self.size, self.work, recipe) if stays else 0.0
+        return whole + held + self.machine.gpus * PROCESS_BYTES
 
     def step_seconds(self, recipe: Recipe) -> float:
         """Of one step of one expert, its whole batch."""
@@ -217,7 +252,11 @@ def unevenness(layout: Layout, ranks: int) -> float:
     return longest * ranks / layout.tokens
 
 
-PARKED = "other expert's masters and moments"
+READ = "read in bf16"
+OTHERS = "other expert's masters and moments"
+COPIES = "copies of the trained expert"
+SAVED = ("masters", "moments", "average", OTHERS)
+"""What a checkpoint has."""
 
 
 def state_bytes(size: Parameters, work: Work, recipe: Recipe) -> dict[str, float]:
@@ -225,24 +264,34 @@ def state_bytes(size: Parameters, work: Work, recipe: Recipe) -> dict[str, float
 
     Stages 1 to 4 know one expert at a time, the other is in its checkpoint. In stage 5 (`turns`) one expert
     of student and fake score is trained a step, the other is read in bf16 and its masters and moments wait on
-    the host; both experts of the real score are read.
+    the host, as do the copies that are read of the first when it is the other's turn; both experts of the
+    real score are read.
     """
-    trained, read, parked, averaged = size.total, work.frozen * size.total, 0, size.total
+    trained, read, averaged = size.total, work.frozen * size.total, size.total
+    parked = copies = 0
     if work.is_stable:
-        others = work.experts - 1
+        others, copies = work.experts - 1, size.total * (1 if recipe.lora else 2)
         critic = LORA_RANK * size.adapters * work.experts if recipe.lora else size.total
         trained = size.total + critic
-        read = size.total * (work.experts + others * (1 if recipe.lora else 2))
-        parked = size.total * others * (1 if recipe.lora else 2)
+        read = size.total * work.experts + others * copies
+        parked = others * copies
         averaged = size.total * work.experts
     return {
         "masters": 4.0 * trained,
         "gradients": 4.0 * trained,
         "moments": recipe.adam.bytes * trained,
         "average": 4.0 * averaged,
-        "read in bf16": 2.0 * read,
-        PARKED: (4.0 + recipe.adam.bytes) * parked,
+        READ: 2.0 * read,
+        OTHERS: (4.0 + recipe.adam.bytes) * parked,
+        COPIES: 2.0 * copies,
     }
+
+
+def loaded_bytes(size: Parameters, work: Work, recipe: Recipe) -> float:
+    """Of all ranks that share one copy, before there are gradients, moments and averages."""
+    state = state_bytes(size, work, recipe)
+    others = state[OTHERS] * 4.0 / (4.0 + recipe.adam.bytes)
+    return state["masters"] + others + state[READ] + state[COPIES]
 
 
 def gathered_bytes(size: Parameters) -> float:
@@ -300,6 +349,7 @@ def judge(preset: Preset, work: Work, machine: Machine, sequence: int | None = N
         )
     fitting = [e for e in found if e.fits(machine)]
     others = [e for e in found if not e.fits(machine)]
-    fitting.sort(key=lambda e: (float(f"{e.step_s:.4g}"), e.recipe.simplicity))
-    others.sort(key=lambda e: (max(e.over(machine)), e.recipe.simplicity))
+    optim = work.stage.optim
+    fitting.sort(key=lambda e: (float(f"{e.step_s:.4g}"), e.recipe.simplicity(optim)))
+    others.sort(key=lambda e: (max(e.over(machine)), e.recipe.simplicity(optim)))
     return Verdict(work, machine, tuple(fitting), tuple(others))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.estimate.footprint import Parameters, parameters
-from jobs.estimate.recipes import GB, Estimate, Verdict
+from jobs.estimate.recipes import GB, READ, Estimate, Verdict
 from trainer.config import Preset
 
 STATE = ("masters", "gradients", "moments", "average")
@@ -89,6 +89,7 @@ def _row(verdict: Verdict, found: Estimate) -> dict[str, Any]:
         "gpu": dict(found.gpu),
         "gpu_bytes": found.gpu_bytes,
         "host": dict(found.host),
+        "weights being loaded": found.loading,
         "host_bytes": found.host_bytes,
         "gpu_over": over_gpu,
         "host_over": over_host,
@@ -128,12 +129,12 @@ def _recipe_table(verdict: Verdict) -> Table:
         f"{len(verdict.fitting)} of {tried} fit (GB)"
     )
     table = Table(title=title, title_justify="left", box=SIMPLE)
-    columns = ("", "state", "read", "gathered", "active", "caches", "GPU", "host", "step", "days", "over by")
-    for column in columns:
+    memory = ("state", "read", "gathered", "active", "caches", "rollouts", "GPU", "host")
+    for column in ("", *memory, "step", "days", "over by"):
         table.add_column(column, justify="right" if column else "left")
     for found in [*verdict.fitting[:SHOWN], *verdict.others[:SHOWN]]:
         state = sum(found.gpu.get(part, 0.0) for part in STATE)
-        rest = [found.gpu.get(part, 0.0) for part in ("read in bf16", "gathered", "activations", "caches")]
+        rest = [found.gpu.get(part, 0.0) for part in (READ, "gathered", "activations", "caches", "rollouts")]
         numbers = [_gb(value) for value in (state, *rest, found.gpu_bytes)]
         fits = found.fits(machine)
         time = [duration(found.step_s), f"{found.days:,.1f}"]
@@ -151,7 +152,8 @@ def _part_table(verdict: Verdict, best: Estimate) -> Table:
         table.add_column(column, justify="left" if column == "GB" else "right")
     for part in dict.fromkeys([*best.gpu, *best.host]):
         table.add_row(part, _gb(best.gpu.get(part, 0.0)), _gb(best.host.get(part, 0.0)))
-    table.add_row("in all", _gb(best.gpu_bytes), _gb(best.host_bytes))
+    table.add_row("in training", _gb(best.gpu_bytes), _gb(sum(best.host.values())))
+    table.add_row("before it: weights being loaded", "", _gb(best.loading))
     return table
 
 

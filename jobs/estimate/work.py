@@ -1,6 +1,6 @@
 """What a step of each stage runs: passes of one sample, how often each, with or without gradient.
 
-Source: spec/worldplay2.md c.4, d, e, f.3, g.2, n.5.
+Source: spec/worldplay2.md c.4, d, e, f.3, g.2, n.5. As trainer/loop.py and trainer/stable/loop.py run it.
 """
 
 from __future__ import annotations
@@ -8,18 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from schemas.timeline import chunk_latents, interval_of_latents, latents_time
-from trainer.config import ModelConfig, Preset
-from trainer.curriculum import (
-    Objective,
-    PddConfig,
-    Solver,
-    StableConfig,
-    Stage,
-    curriculum,
-    select,
-)
+from trainer.config import LATENTS_PER_PAIR, ModelConfig, Preset
+from trainer.curriculum import Objective, Solver, Stage, curriculum, select
 from trainer.flops import Flops, count
 from trainer.model.layout import (
     NOTHING,
@@ -33,10 +26,10 @@ from trainer.model.layout import (
     prefill,
     sink,
     target,
-    teacher_forced,
 )
-from trainer.objectives.flow import BUCKET
+from trainer.objectives.flow import bucketed
 from trainer.schedule import schedule_of
+from trainer.stable.loop import PROBES
 
 
 @dataclass(frozen=True)
@@ -85,15 +78,20 @@ class Run:
 class Work:
     """One sample of a step of one stage.
 
-    frozen: networks beside the trained one that are only read. cache: tokens whose keys and values are kept,
-    all experts together. experts: of the model.
+    frozen: networks beside the trained one that are only read. loaded: networks that a rank has whole at once
+    before the first step. cache: tokens whose keys and values are kept while a rollout is played, scored and
+    replayed, all experts together. played: bytes beside them. kept: bytes of a rollout from then on, until
+    the fake score has been trained on all of a step. experts: of the model.
     """
 
     stage: Stage
     runs: tuple[Run, ...]
     experts: int
     frozen: int = 0
+    loaded: int = 1
     cache: int = 0
+    played: int = 0
+    kept: int = 0
 
     @property
     def is_stable(self) -> bool:
@@ -124,34 +122,25 @@ def stages_of(preset: Preset, span: str) -> tuple[Stage, ...]:
     return select(curriculum(preset.name), span)
 
 
-def work_of(
-    preset: Preset,
-    stage: Stage,
-    *,
-    pdd: PddConfig | None = None,
-    stable: StableConfig | None = None,
-    critic_clips: int | None = None,
-) -> Work:
-    """What one sample of a step runs, on average over the histories that it may have.
-
-    critic_clips: clips of a rollout that one update of the fake score reads; all if not given.
-    """
+def work_of(preset: Preset, stage: Stage) -> Work:
+    """What one sample of a step runs, on average over the histories that it may have."""
     experts = len(preset.experts)
     if stage.objective is Objective.STABLE:
-        return _stable(preset, stage, stable or StableConfig(), critic_clips)
+        return _stable(preset, stage)
     runs: list[Run] = []
     for layout, rule, prompts, share in _sequences(preset, stage):
         if stage.objective is not Objective.PDD:
             runs.append(Run("trained", Pass(layout, rule, prompts), share, trained=True))
             continue
-        asked = pdd or PddConfig()
+        asked = stage.pdd
         heads = max(len(span) for _, span in schedule_of(preset).experts)
         runs.append(Run("student", Pass(layout, rule, prompts, bank=(2, heads)), share, trained=True))
         calls = 2 if asked.solver is Solver.MIDPOINT else 1
         runs.append(Run("teacher", Pass(layout, rule, prompts), calls * share))
         if asked.guidance != 1.0:
             runs.append(Run("teacher, guidance", Pass(layout, rule), calls * share))
-    return Work(stage, tuple(runs), experts, frozen=1 if stage.objective is Objective.PDD else 0)
+    taught = stage.objective is Objective.PDD
+    return Work(stage, tuple(runs), experts, frozen=1 if taught else 0, loaded=2 if taught else 1)
 
 
 def prompts_of(chunks: int) -> int:
@@ -171,15 +160,13 @@ def _sequences(preset: Preset, stage: Stage) -> Iterable[tuple[Layout, Rule, int
                 layout = frame_queries(preset, history, tuple(range(asked)))
                 yield layout, Rule.FULL, 1, share / stage.target
         else:
-            past = len(compressed(preset, 0, history + chunks - 1))
-            padded = -(-past // BUCKET) * BUCKET if stage.objective is Objective.CHUNKS else None
-            layout = teacher_forced(preset, history, chunks, padded)
-            yield layout, Rule.CAUSAL, prompts_of(history + chunks), share
+            yield bucketed(preset, history, chunks), Rule.CAUSAL, prompts_of(history + chunks), share
 
 
-def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: int | None) -> Work:
-    """Stage 5: a rollout, its scores, its replay, and the fake score's updates on its clips."""
-    schedule = schedule_of(preset)
+def _stable(preset: Preset, stage: Stage) -> Work:
+    """Stage 5, one expert trained a step (`turns`): a rollout, its scores, the replay of chunks whose
+    recorded step is the expert's, the fake score's updates on one clip each, its probes on the last one."""
+    config, schedule = stage.stable, schedule_of(preset)
     chunks, experts = config.latents // preset.chunk, len(preset.experts)
     clips, per_clip = config.latents // config.clip, config.clip // preset.chunk
     runs: list[Run] = []
@@ -196,14 +183,21 @@ def _stable(preset: Preset, stage: Stage, config: StableConfig, critic_clips: in
             continue
         if index:
             again = sink(preset) + compressed(preset, 0, index)
-            runs.append(Run("replay: anchor", Pass(anchor(preset, index), Rule.CAUSAL, context=again)))
+            filled = Pass(anchor(preset, index), Rule.CAUSAL, context=again)
+            runs.append(Run("replay: anchor", filled, 1 / experts))
         replayed = Pass(own, Rule.CAUSAL, context=past, bank=(2, heads))
-        runs.append(Run("replay", replayed, trained=True))
+        runs.append(Run("replay", replayed, 1 / experts, trained=True))
     for index in range(clips):
         scored = Pass(clip(preset, index * per_clip, per_clip), Rule.FULL)
         calls = 2 if config.guidance == 1.0 else 3
         runs.append(Run("scores", scored, calls))
-        read = config.critic_steps * (critic_clips or clips) / clips
-        runs.append(Run("critic", scored, read, trained=True))
+        runs.append(Run("critic", scored, config.critic_steps / clips, trained=True))
+        if index + 1 == clips:
+            runs.append(Run("probes", scored, 3 * len(PROBES)))
     last = memory(preset, chunks - 1).tokens
-    return Work(stage, tuple(runs), experts, cache=experts * last)
+    latent, low = (prod(size) for size in (preset.geometry.latent, preset.geometry.low_latent))
+    states = gradients = 4 * preset.model.out_dim * config.latents * latent
+    # Both streams with their image condition, fp32; the last chunk has no low one (`Played`).
+    pairs = (config.latents - preset.chunk) // LATENTS_PER_PAIR
+    kept = 4 * preset.model.in_dim * (config.latents * latent + pairs * low)
+    return Work(stage, tuple(runs), experts, cache=experts * last, played=states + gradients, kept=kept)

@@ -2,8 +2,11 @@
 
 One chunk of a held-out clip behind its true history, from the same noise, four ways:
   teacher    many Euler steps of the teacher, guided (40; shift 5)
-  student    the deterministic four steps of the student's banks
-  euler      four Euler steps of the teacher between the same noise levels, guided
+  student    four deterministic steps of the student's banks (`schedule.deterministic_step`): each lands on
+             the noise level of the next. Rollouts and exported weights renoise between steps instead (f.2),
+             and then no noise would pair the four with the teacher's chunk
+  euler      four Euler steps of the teacher between the same noise levels, guided, each by the expert that
+             has the student's step
 Compared in pixels, because latents of a codec do not weigh alike. Source: spec/worldplay2.md f.1, f.3.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -59,8 +63,8 @@ def compare(
     shape = (16, preset.chunk, *batch.latents.shape[3:])
     noise = noise_of(batch.positions, shape, device, seed, "few-steps")
 
-    def velocity(state: Tensor, sigma: Sigma) -> Tensor:
-        model = teacher[preset.expert(sigma)]
+    def velocity(state: Tensor, sigma: Sigma, expert: str) -> Tensor:
+        model = teacher[expert]
         levels = torch.full((len(batch), preset.chunk), sigma, dtype=torch.float64, device=device)
         given = torch.cat([state, y], 1)
         conditional = forward(model, batch, layout, Rule.CAUSAL, given, levels).velocity
@@ -83,21 +87,23 @@ def compare(
             state = deterministic_step(state, out[:, 0], out[:, 1], block)
         return state
 
-    starts = tuple(block.sigma_start for block in schedule.blocks)
+    sigmas = flow_sigmas(many.steps, many.shift)
+    # The boundary of the experts is a level of the schedule, where a sigma alone would name the wrong one.
+    blocks = [(block.sigma_start, block.sigma_stop, block.expert) for block in schedule.blocks]
     pixels = _decoder(codec, batch, first)
-    wanted = pixels(_euler(velocity, noise, flow_sigmas(many.steps, many.shift)))
-    near = [_psnr(pixels(found), wanted) for found in (
-        steps_of_student(), _euler(velocity, noise, (*starts, Sigma(0.0)))
-    )]  # fmt: skip
+    wanted = pixels(_euler(velocity, noise, [(a, b, preset.expert(a)) for a, b in pairwise(sigmas)]))
+    near = [_psnr(pixels(found), wanted) for found in (steps_of_student(), _euler(velocity, noise, blocks))]
     assert layout.count(Kind.PRED) == preset.chunk
     return [Pair(name, a, b) for name, a, b in zip(batch.samples, *near)]
 
 
-def _euler(velocity: Callable[[Tensor, Sigma], Tensor], noise: Tensor, sigmas: Sequence[Sigma]) -> Tensor:
-    """x <- x + (sigma' - sigma) v(x, sigma) along noise levels."""
+def _euler(
+    velocity: Callable[[Tensor, Sigma, str], Tensor], noise: Tensor, steps: Sequence[tuple[Sigma, Sigma, str]]
+) -> Tensor:
+    """x <- x + (sigma' - sigma) v(x, sigma) for each step (sigma, sigma', expert)."""
     state = noise
-    for k in range(len(sigmas) - 1):
-        state = state + (sigmas[k + 1] - sigmas[k]) * velocity(state, sigmas[k])
+    for before, after, expert in steps:
+        state = state + (after - before) * velocity(state, before, expert)
     return state
 
 

@@ -17,16 +17,34 @@ from typer.testing import CliRunner
 
 from jobs.cli import app
 from jobs.estimate.footprint import activations, empty_inputs, kv_bytes, live_bytes, parameters, tensors_of
-from jobs.estimate.recipes import GB, LORA_RANK, Adam, Machine, Planner, Recipe, judge, state_bytes
+from jobs.estimate.recipes import (
+    COPIES,
+    GB,
+    LORA_RANK,
+    OTHERS,
+    Adam,
+    Machine,
+    Planner,
+    Recipe,
+    judge,
+    recipes,
+    state_bytes,
+)
+from jobs.estimate.show import values
 from jobs.estimate.work import Pass, Work, prompts_of, stages_of, work_of
 from jobs.train_config import load
+from jobs.train_stable import cast, with_bank
 from trainer.config import A14B, SMALL, TINY, WAN1_3B, ConfigError, Geometry, Preset
-from trainer.curriculum import CLIP, OptimConfig
-from trainer.flops import visible_pairs
+from trainer.curriculum import ADDITIONS_LR, CLIP, OptimConfig, StableConfig, Stage
+from trainer.distributed.mesh import Parallel, make_mesh
+from trainer.flops import stage_flops, visible_pairs
 from trainer.model.attention import Backend
 from trainer.model.layout import Rule, clip, frame_queries, memory, teacher_forced
 from trainer.model.wan import Inputs, WanModel, build
 from trainer.optim import make_optimizer
+from trainer.parameters import named_parameters
+from trainer.schedule import schedule_of
+from trainer.stable.loop import PROBES
 
 CPU = torch.device("cpu")
 H20 = Machine(8, 88 * GB, 1500 * GB)  # 8 x 96 GB, 8 of them kept back
@@ -197,13 +215,161 @@ def by_parameters(work: Work) -> dict[str, float]:
 
 
 def test_work_of_stage_5_is_that_of_the_spec() -> None:
-    """n.5: 89 + 6 + 89 + 135 = 320 PFLOP and 9 minutes; a critic pass 181. Its prefill is of one expert."""
+    """n.5: 89 + 6 + 89 + 135 = 320 PFLOP and 9 minutes; a critic pass over ten clips 181. Its prefill is that
+    of one expert, its replay that of both."""
     rule = by_parameters(stable())
-    made = [rule["rollout"], rule["prefill"] / 2, rule["replay"], rule["scores"], rule["critic"] / 5]
+    made = [rule["rollout"], rule["prefill"] / 2, rule["replay"] * 2, rule["scores"], rule["critic"] / 5 * 10]
     assert made == [pytest.approx(v, abs=1) for v in (89, 6, 89, 135, 181)]
     generator = sum(made[:4])
     assert generator == pytest.approx(320, abs=3)
     assert generator * 1e15 / (8 * 148e12 * 0.5) / 60 == pytest.approx(9, abs=0.1)
+
+
+def test_a_step_of_stage_5_has_the_passes_that_the_trainer_makes() -> None:
+    """Of 80 chunks those of the expert in training are replayed; an update of the critic reads one clip."""
+    times: dict[str, float] = defaultdict(float)
+    for run in stable().runs:
+        times[run.what] += run.times
+    assert times == pytest.approx(
+        {
+            "rollout": 80 * 4,
+            "prefill": 79 * 2,
+            "replay": 40,
+            "replay: anchor": 79 / 2,
+            "scores": 10 * 3,
+            "critic": 5,
+            "probes": 3 * len(PROBES),
+        }
+    )
+    many = replace(stable().stage, stable=StableConfig(critic_steps=10, latents=64))
+    found = work_of(A14B, many)
+    assert sum(r.times for r in found.runs if r.what == "critic") == pytest.approx(10)
+    assert CliRunner().invoke(app, ["plan", "train", "--stage", "5", "--critic-clips", "2"]).exit_code == 2
+
+
+def test_memory_of_rollouts_grows_with_those_at_once_and_those_of_a_step() -> None:
+    """Caches and recorded states of `micro` rollouts at a time; both streams of all 16 of a rank."""
+    one, two, half = (
+        Planner(A14B, work_of(A14B, replace(stable().stage, micro=micro, batch=batch)), H20)
+        .estimate(Recipe(sequence=4, lora=True))
+        .gpu
+        for micro, batch in ((1, 32), (2, 32), (1, 16))
+    )
+    cache = kv_bytes(A14B.model, 2 * memory(A14B, 79).tokens) / 4
+    assert one["caches"] == half["caches"] == cache and two["caches"] == 2 * cache
+    size, low = 56 * 104, 14 * 26
+    full, states = 36 * (320 * size + 158 * low), 2 * 16 * 320 * size
+    assert one["rollouts"] == 4 * (16 * full + states)
+    assert two["rollouts"] == 4 * (16 * full + 2 * states)
+    assert half["rollouts"] == 4 * (8 * full + states)
+    assert two["activations"] == 2 * one["activations"]
+
+
+@pytest.mark.parametrize("name", ["1", "2b", "3", "4"])
+def test_the_trainer_counts_for_its_mfu_what_the_planner_counts(name: str) -> None:
+    """Of stage 4 the teacher's four passes are nearly half."""
+    stage = replace(stages_of(A14B, name)[0], histories=(0,))
+    work, heads = work_of(A14B, stage), max(schedule_of(A14B).heads(e) for e in A14B.experts)
+    main = next(r.run for r in work.runs if r.trained)
+    found = stage_flops(A14B.model, stage, main.layout, main.rule, prompts=main.prompts, heads=heads)
+    assert found == pytest.approx(sum(r.flops(A14B.model, checkpointing=False) for r in work.runs), rel=1e-12)
+    part = replace(stage, trainable=("blocks.0.",))
+    less = stage_flops(A14B.model, part, main.layout, main.rule, prompts=main.prompts, heads=heads)
+    assert 0.6 < less / found < 0.99
+
+
+def test_what_waits_is_back_on_the_gpu_between_steps() -> None:
+    small = replace(stable(), cache=0, kept=0, played=0)
+    state = state_bytes(parameters(A14B.model), small, Recipe(sequence=4))
+    found = Planner(A14B, small, H20).estimate(Recipe(sequence=4))
+    kept = ("masters", "moments", "average", "read in bf16", OTHERS, COPIES)
+    assert found.gpu_bytes == pytest.approx(sum(state[part] for part in kept) / 8)
+
+
+@pytest.mark.parametrize(("stage", "whole"), [("1", 1), ("2a", 1), ("3", 1), ("4", 2), ("5", 1)])
+def test_weights_are_whole_on_every_rank_while_they_are_loaded(stage: str, whole: int) -> None:
+    """Stage 4 makes student and teacher before either is sharded."""
+    network = 4 * parameters(A14B.model).total
+    work = work_of(A14B, stages_of(A14B, stage)[0])
+    found = Planner(A14B, work, H20).estimate(Recipe(sequence=4, lora=stage == "5"))
+    assert found.loading == pytest.approx(8 * (whole * network + 4 * GB))
+    assert found.host_bytes == max(found.loading, sum(found.host.values()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jobs.estimate.recipes.PROCESS_BYTES", 200 * GB)
+        assert Planner(A14B, work, H20).estimate(Recipe(sequence=4)).over(H20)[1] > 0
+
+
+def test_with_offload_what_is_read_and_loaded_is_on_the_host() -> None:
+    recipe, size = Recipe(sequence=2, adam=Adam.NO_FIRST, host_ema=True, offload=True), parameters(A14B.model)
+    found = Planner(A14B, stable(), H20).estimate(recipe)
+    assert "read in bf16" not in found.gpu and found.host["read in bf16"] == pytest.approx(2 * 4 * size.total)
+    # Masters of both students and both fakes, two real scores, four copies; and eight ranks with one in fp32.
+    assert found.loading == pytest.approx((4 * 4 + 6 * 2 + 8 * 4) * size.total + 32 * GB)
+    # A checkpoint has masters and moments of all four, and the averages.
+    assert found.host["checkpoint being saved"] == pytest.approx((4 * 8 + 2 * 4) * size.total)
+
+
+def optimizer_of(stage: Stage, parallel: Parallel) -> torch.optim.Optimizer:
+    named = build(TINY.model, 0).named_parameters()
+    return make_optimizer(named, stage.optim, offload=parallel.offload)
+
+
+KINDS = {Adam.FULL: "AdamW", Adam.EIGHT_BIT: "AdamW8bit", Adam.NO_FIRST: "SecondMomentAdam"}
+
+
+@pytest.mark.parametrize("preset", [TINY, A14B], ids=lambda p: p.name)
+@pytest.mark.parametrize("name", ["1", "2a", "2b", "3", "4", "5"])
+def test_settings_of_every_recipe_are_taken_by_the_trainer(preset: Preset, name: str, tmp_path: Path) -> None:
+    """Whatever the stage's own moments are, the recipe's are trained."""
+    work, file, seen = work_of(preset, stages_of(preset, name)[0]), tmp_path / "train.yaml", set[str]()
+    for recipe in recipes(preset, work, H20):
+        settings = recipe.settings(preset, work, H20)
+        told = yaml.safe_dump({**settings, "parallel": {"offload": recipe.offload}})
+        if told in seen:
+            continue
+        seen.add(told)
+        file.write_text(yaml.safe_dump(settings), "utf-8")
+        config = load(file, None)
+        (stage,) = config.selected(name, None)
+        found = optimizer_of(stage, config.parallel)
+        assert type(found).__name__ == KINDS[recipe.adam]
+        assert Adam.of(stage.optim) is recipe.adam
+        assert stage.optim.betas[0] == (
+            0.0 if recipe.adam is Adam.NO_FIRST else work.stage.optim.betas[0] or 0.9
+        )
+        assert stage.stable.critic_rank == (LORA_RANK if recipe.lora else 0)
+        assert not recipe.lora or stage.stable.critic_lr == ADDITIONS_LR
+        assert config.parallel.replicate == recipe.replicate and config.host_ema is recipe.host_ema
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["whole critic", "LoRA critic"])
+def test_a_recipe_of_stage_5_is_cast_with_optimizers_for_all_that_it_trains(
+    lora: bool, tmp_path: Path
+) -> None:
+    one, file = replace(H20, gpus=1), tmp_path / "train.yaml"
+    work = work_of(TINY, stages_of(TINY, "5")[0])
+    for adam in Adam:
+        file.write_text(yaml.safe_dump(Recipe(adam=adam, lora=lora).settings(TINY, work, one)), "utf-8")
+        config = load(file, None)
+        (stage,) = config.selected("5", None)
+        mesh = make_mesh(config.parallel, "cpu")
+        try:
+            roles = cast(
+                stage,
+                config,
+                mesh,
+                lambda source, expert: build(TINY.model, 0),
+                lambda expert: with_bank(build(TINY.model, 0), schedule_of(TINY), expert),
+            )
+            for expert in TINY.experts:
+                critic = roles.fake[expert] if roles.additions is None else roles.additions[expert]
+                for trained in (roles.student[expert], critic):
+                    made = make_optimizer(named_parameters(trained).items(), stage.optim)
+                    assert type(made).__name__ == KINDS[adam]
+            assert (roles.additions is not None) is lora and roles.readers is not None
+        finally:
+            mesh.close()
 
 
 def test_exact_work_is_less_than_the_rule_because_text_is_projected_once() -> None:
@@ -248,39 +414,40 @@ def test_every_stage_of_every_preset_has_work(preset: Preset) -> None:
     assert stages_of(preset, "1")[0].target == CLIP
 
 
-def test_the_command_answers_in_json_and_its_settings_are_those_of_wp2_train(tmp_path: Path) -> None:
-    asked = [
-        "plan",
-        "train",
-        "--preset",
-        "tiny",
-        "--stage",
-        "1-3",
-        "--gpus",
-        "2",
-        "--sequence",
-        "2",
-        "--json",
-    ]
-    done = CliRunner().invoke(app, asked)
+def test_the_command_answers_in_json_and_its_settings_are_what_was_planned(tmp_path: Path) -> None:
+    """Batch and steps of the command are in the file: planned again from it, all numbers are the same."""
+    asked = ["--preset", "tiny", "--stage", "4-5", "--gpus", "2", "--sequence", "2", "--batch", "4"]
+    done = CliRunner().invoke(app, ["plan", "train", *asked, "--steps", "7", "--json"])
     assert done.exit_code == 0, done.output
     plans = json.loads(done.stdout)
-    assert [p["stage"] for p in plans] == ["1", "2a", "2b", "3"]
+    assert [p["stage"] for p in plans] == ["4", "5"]
+    file = tmp_path / "train.yaml"
     for plan in plans:
         assert plan["best"]["gpu_bytes"] == pytest.approx(sum(plan["best"]["gpu"].values()))
-        assert plan["best"]["days"] > 0
-        file = tmp_path / "train.yaml"
+        assert plan["best"]["days"] > 0 and f"--stages {plan['stage']} " in plan["command"]
         file.write_text(yaml.safe_dump(plan["settings"]), "utf-8")
         config = load(file, None)
+        assert config.preset == "tiny"
         assert config.parallel.sequence == 2 and config.parallel.shards(2) == 1
-        assert config.preset == "tiny" and f"--stages {plan['stage']} " in plan["command"]
+        (stage,) = config.selected(plan["stage"], None)
+        assert (stage.steps, stage.batch, stage.micro) == (7, 4, 1)
+        machine = Machine(2, 88 * GB, 1500 * GB)
+        again = judge(TINY, work_of(TINY, stage), machine, config.parallel.sequence)
+        assert json.loads(json.dumps(values(TINY, again))) == plan
 
 
 def test_the_command_shows_parts_recipes_and_a_command_and_fails_where_none_fits() -> None:
     asked = ["plan", "train", "--preset", "tiny", "--stage", "1", "--gpus", "1"]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
-    for expected in ("masters", "moments", "activations", "torchrun --nproc-per-node 1", "in all"):
+    for expected in (
+        "masters",
+        "moments",
+        "activations",
+        "torchrun --nproc-per-node 1",
+        "in training",
+        "being loaded",
+    ):
         assert expected in done.stdout
     none = CliRunner().invoke(app, [*asked, "--limit", "0.1", "--host-mem", "1"])
     assert none.exit_code == 1 and "no recipe fits" in none.stdout

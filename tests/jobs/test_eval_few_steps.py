@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from jobs import train_gate
 from jobs.evaluate.few_steps import Pair, compare, verdict
+from jobs.evaluate.world import EvaluationError
+from jobs.train_config import DataConfig, GateConfig, TrainConfig
+from jobs.train_data import TrainingData
+from jobs.train_gate import few_steps_gate, make_gate
+from tests.jobs.train_corpus import write_corpus
 from tests.trainer.flow_support import ByHand, batch_of, predicted
 from tests.trainer.model_support import PRESET
 from tests.trainer.tiny_codecs import fitted
 from trainer.codec.linear import Linear
+from trainer.curriculum import curriculum
+from trainer.data.batch import Batch
 from trainer.model.wan import Inputs, Outputs
 from trainer.sampler import ManySteps
 from trainer.schedule import Block, PddSchedule
@@ -75,6 +84,51 @@ def test_a_student_with_the_teachers_displacements_is_nearer_than_four_euler_ste
     assert verdict(pairs).passed is nearer
     if nearer:
         assert min(p.student for p in pairs) > 50
+
+
+def test_each_euler_step_is_of_the_expert_that_has_the_students_step() -> None:
+    """The second half of the schedule begins at sigma 0.9, where a noise level alone would name `high`."""
+    torch.set_num_threads(1)
+    teachers = {name: ByHand(teacher) for name in PRESET.experts}
+    compare(
+        dict.fromkeys(PRESET.experts, Student(0.0)),  # type: ignore[arg-type]
+        teachers,  # type: ignore[arg-type]
+        PRESET,
+        SCHEDULE,
+        batch_of((1,), 1, 1),
+        Linear(fitted()),
+        seed=0,
+        many=ManySteps(steps=1, guidance=1.0),
+    )
+    asked = {name: [float(given.sigma[0, 0]) for given in model.seen] for name, model in teachers.items()}
+    starts = {name: [float(b.sigma_start) for b in SCHEDULE.blocks_of(name)] for name in PRESET.experts}
+    assert starts["low"][0] == 0.9 and PRESET.expert(0.9) == "high"
+    assert asked == {"high": [1.0, *starts["high"]], "low": starts["low"]}  # 1.0: the many steps
+
+
+def test_gates_measure_where_the_networks_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are offloaded lie on the host; here the device that computes is torch's meta device."""
+    meta, seen = torch.device("meta"), []
+    data = TrainingData.open(write_corpus(tmp_path / "corpus", train=2, val=2), DataConfig(), PRESET)
+    stages = {s.name: s for s in curriculum("tiny")}
+    config = replace(TrainConfig("tiny"), gate=GateConfig(clips=2, batch=2, levels=1, history=4))
+    models = {name: Student(0.0) for name in PRESET.experts}
+
+    def measured(*args: object, **more: object) -> list[object]:
+        seen.append(args[-1])
+        raise EvaluationError("far enough")
+
+    def compared(*args: object, **more: object) -> list[Pair]:
+        batch = args[4]
+        assert isinstance(batch, Batch)
+        seen.append(batch.latents.device)
+        return [Pair("a", 2.0, 1.0)]
+
+    monkeypatch.setattr(train_gate, "measure", measured)
+    monkeypatch.setattr(train_gate, "compare", compared)
+    make_gate(data, PRESET, config, meta)(stages["1"], models)  # type: ignore[arg-type]
+    few_steps_gate(data, PRESET, config, stages["4"], models, models, Linear(fitted()), meta)  # type: ignore[arg-type]
+    assert seen == [meta, meta]
 
 
 def test_the_verdict_needs_both_the_share_and_the_interval() -> None:

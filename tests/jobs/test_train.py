@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,27 +13,34 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
 from torch import Tensor
 from typer.testing import CliRunner
 
+import jobs.train_gate
+import tests.jobs.train_corpus
 import trainer.loop
 from jobs.commands.base import app
-from jobs.train import Options, Told, train
-from jobs.train_config import LookConfig, TrainConfig, TrainError, load, plain, shown
-from jobs.train_data import TrainingData
+from jobs.train import GateResult, Options, Told, train
+from jobs.train_config import DataConfig, LookConfig, TrainConfig, TrainError, load, plain, shown
+from jobs.train_data import RedrawnPlan, TrainingData
+from jobs.train_look import Looker
 from schemas.errors import UserError
 from tests.jobs.train_corpus import write_corpus
 from trainer.checkpoint import list_steps, read_saved
 from trainer.config import TINY, Geometry, Preset
 from trainer.curriculum import Stage, curriculum
+from trainer.data.batch import Batch
 from trainer.data.plan import PlanError
+from trainer.distributed.mesh import Parallel, make_mesh
 from trainer.loop import NotFiniteError, Stopped
 from trainer.metrics import StepRecord, read_rows
 from trainer.model.adapters import Contents, Found, Naming
 from trainer.model.wan import build
 from trainer.objectives.flow import objective
 from trainer.objectives.loss import Loss
-from trainer.run_folder import RunError, RunFolder
+from trainer.run_folder import RunError, RunFolder, write_json
 from trainer.weights.transfer import save
 
 EXPERTS = ("high", "low")
@@ -146,30 +154,175 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name: str, corpus: 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_named(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
+    run, config = tmp_path / "run", small(alone("2a"))
+    stage = replace(config.stages[0], steps=4)
+    bad = {d.position for d in TrainingData.open(corpus, config.data, TINY).plan(stage, TINY, 0, 1).batch(3)}
 
     def broken(stage: Stage) -> object:
         whole = objective(stage)
 
-        def minimise(model: object, preset: Preset, batch: object, expert: str, seed: int, step: int) -> Loss:
+        def minimise(model: object, preset: Preset, batch: Batch, expert: str, seed: int, step: int) -> Loss:
             loss = whole(model, preset, batch, expert, seed, step)  # type: ignore[arg-type]
-            return (
-                replace(loss, total=loss.total * math.nan, value=loss.value * math.nan) if step == 3 else loss
-            )
+            sick = math.nan if bad & set(batch.positions) else 1.0
+            return replace(loss, total=loss.total * sick, value=loss.value * sick)
 
         return minimise
 
     monkeypatch.setattr(trainer.loop, "objective", broken)
-    heard = Heard()
+    heard, options = Heard(), Options(corpus, run, "2a", ("high",), steps=4)
+    for steps in ([0, 1, 2], [0, 1, 2, 2]):  # the same command meets the same samples
+        with pytest.raises(
+            NotFiniteError, match=r"stage 2a, expert high, step 3: the loss is not finite; samples train"
+        ):
+            train(config, options, heard.told)
+        assert list_steps(run / "2a" / "high" / "checkpoints")[0] == [2]
+        assert [r.step for r in heard.records] == steps
+    redraw = ("2a/high/3",)
+    train(config, replace(options, redraw=redraw), Heard().told)
+    assert RunFolder(run).read()["redrawn"] == {"2a/high": {"3": 1}}
+    # What came after is what the record says: the same as of a run in which it was said from the start.
+    monkeypatch.undo()
+    train(config, replace(options, out=tmp_path / "other", redraw=redraw), Heard().told)
+    a, b = weights(run, "2a", "high"), weights(tmp_path / "other", "2a", "high")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    train(config, replace(options, redraw=redraw), Heard().told)  # the same command again changes nothing
+    for text, why in {
+        "2a/high/2": "that step is made",
+        "2a/high/4": "give STAGE/EXPERT/STEP, of 2a/high/",
+    }.items():
+        with pytest.raises(RunError, match=why):
+            train(config, replace(options, redraw=(text,)), Heard().told)
+    assert RunFolder(run).read()["redrawn"] == {"2a/high": {"3": 1}}
+
+
+def test_a_step_that_is_redrawn_moves_no_other(corpus: str) -> None:
+    stage = replace(small(alone("2a")).stages[0], steps=6)
+    data = TrainingData.open(corpus, small(()).data, TINY)
+    plain, moved = data.plan(stage, TINY, 0, 1), replace(data, redrawn={"2a/low": {"3": 1, "4": 2}})
+    assert [moved.plan(stage, TINY, 0, 1, "high").batch(k) for k in range(6)] == [*map(plain.batch, range(6))]
+    drawn = moved.plan(stage, TINY, 0, 1, "low")
+    assert isinstance(drawn, RedrawnPlan)
+    assert [drawn.batch(k) for k in range(6)] == [plain.batch(k) for k in (0, 1, 2, 9, 16, 5)]
+
+
+def test_another_rate_is_taken_where_it_is_asked_for_and_remembered(corpus: str, tmp_path: Path) -> None:
+    run, config = tmp_path / "run", small(alone("2a"))
+
+    def stop(record: StepRecord) -> None:
+        if record.step == 2:
+            raise KeyboardInterrupt
+
+    options = Options(corpus, run, "2a", ("high",), steps=4)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, options, Heard(stop).told)
+    before = weights(run, "2a", "high")
+    stage = config.stages[0]
+    still = replace(config, stages=(replace(stage, optim=replace(stage.optim, lr=0.0)),))
+    with pytest.raises(RunError, match=r"stages\.2a\.optim\.lr: 0\.002 -> 0\.0\): .*give --accept-changes"):
+        train(still, options, Heard().told)
+    other = replace(still, stages=(replace(still.stages[0], text_drop=0.5),))
     with pytest.raises(
-        NotFiniteError, match=r"stage 2a, expert high, step 3: the loss is not finite; samples train"
+        RunError, match=r"\(stages\.2a\.text_drop: 0\.1 -> 0\.5\): choose another --out; --acc"
     ):
-        train(small(alone("2a")), Options(corpus, run, "2a", ("high",), steps=6), heard.told)
-    assert list_steps(run / "2a" / "high" / "checkpoints")[0] == [2]
-    assert [r.step for r in heard.records] == [0, 1, 2]
+        train(other, replace(options, accept_changes=True), Heard().told)
+    train(still, replace(options, accept_changes=True), Heard().told)
+    changed = [{"settings": ["stages.2a.optim.lr: 0.002 -> 0.0"], "from": {"2a": {"high": 2, "low": 0}}}]
+    assert RunFolder(run).read()["changes"] == changed
+    after = weights(run, "2a", "high")
+    assert all(torch.equal(after[key], before[key]) for key in after if key.startswith("model/"))
+    rates = [row["lr"] for row in read_rows(run / "2a" / "high" / "metrics.jsonl")]
+    assert rates[1] > 0 and rates[2:] == [0.0, 0.0]
+    # Who goes back goes on with the settings of now, from there.
+    identity = {k: v for k, v in RunFolder(run).read().items() if k not in ("changes", "redrawn")}
+    known = RunFolder(run).remember(identity, {"2a": {"high": 1, "low": 0}})
+    assert known["changes"] == [{**changed[0], "from": {"2a": {"high": 1, "low": 0}}}]
 
 
-def test_what_cannot_work_is_refused_before_the_first_step(corpus: str, tmp_path: Path) -> None:
+def test_the_precision_is_part_of_what_a_run_is(tmp_path: Path) -> None:
+    stage, at = {"steps": 4, "precision": "float32"}, {"1": {"high": 2}}
+    folder, coarse = RunFolder(tmp_path), {"stages": {"1": {**stage, "precision": "bfloat16"}}}
+    write_json(tmp_path / "run.json", {"stages": {"1": {"steps": 4}}})  # of a run that did not remember it
+    folder.remember({"stages": {"1": stage}}, at)
+    with pytest.raises(
+        RunError, match=r'stages\.1\.precision: "float32" -> "bfloat16"\): .*--accept-changes'
+    ):
+        folder.remember(coarse, at)
+    assert folder.remember(coarse, at, accept=True)["changes"][0]["from"] == {"1": {"high": 2}}
+
+
+def test_a_look_is_made_again_by_a_run_that_was_killed_before_it_saved(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, played = tmp_path / "run", []
+    config = small(alone("2a"), save_every=100, look=LookConfig(every=1, clips=1, chunks=2))
+
+    def play(looker: Looker, folder: Path, clip: Batch, experts: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{clip.samples[0]}.mp4").write_text(f"{len(played)}")
+        played.append(folder.name)
+        if len(played) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Looker, "_play", play)
+
+    def killed(record: StepRecord) -> None:
+        if (record.expert, record.step) == ("low", 1):
+            raise KeyboardInterrupt
+
+    rollouts = run / "2a" / "rollouts"
+    for _ in range(2):  # behind a look, and in the middle of one
+        with pytest.raises(KeyboardInterrupt):
+            train(config, Options(corpus, run, "2a", steps=2), Heard(killed).told)
+        assert [p.read_text() for p in (rollouts / "low-00000001").iterdir()] == ["0"]
+        (rollouts / ".low-00000001").mkdir(exist_ok=True)
+        (rollouts / ".low-00000001" / "old.mp4").touch()
+    assert not list_steps(run / "2a" / "low" / "checkpoints")[0]
+    train(config, Options(corpus, run, "2a", steps=2), Heard().told)
+    assert [p.read_text() for p in (rollouts / "low-00000001").iterdir()] == ["2"]
+    assert {p.name for p in rollouts.iterdir()} == {"low-00000001", "low-00000002", "end-00000002"}
+
+
+def test_a_run_goes_on_without_the_stage_that_it_started_from(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = GateResult("actions", 1.0, 0.0, True, True, "")
+    monkeypatch.setattr(jobs.train_gate, "make_gate", lambda *given: lambda stage, models: passed)
+    config = small(curriculum("tiny")[:2], save_every=1)
+    config = replace(config, stages=(replace(config.stages[0], gate="actions"), config.stages[1]))
+    options = Options(corpus, tmp_path / "run", "2a", steps=2)
+    train(config, replace(options, span="1", steps=1), Heard().told)
+
+    def stop(record: StepRecord) -> None:
+        if (record.expert, record.step) == ("low", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, options, Heard(stop).told)
+    assert list_steps(options.out / "2a" / "low" / "checkpoints")[0] == [1]
+    whole = tmp_path / "whole"
+    shutil.copytree(options.out, whole)
+    shutil.rmtree(options.out / "1")
+    train(config, options, Heard().told)
+    train(config, replace(options, out=whole), Heard().told)
+    a, b = weights(options.out, "2a", "low"), weights(whole, "2a", "low")
+    assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    # What has not begun needs it.
+    shutil.rmtree(options.out / "2a" / "low")
+    with pytest.raises(TrainError, match=r"stage 2a starts from stage 1, which .* has not finished"):
+        train(config, options, Heard().told)
+
+
+def test_asked_to_stop_while_it_loads_a_run_makes_no_step(corpus: str, tmp_path: Path) -> None:
+    heard = Heard()
+    told = replace(heard.told, begin=lambda stage, expert: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped, match="stopped before stage 3, expert high, went on; the same command"):
+        train(small(alone("3")), Options(corpus, tmp_path / "run", "3", steps=2), told)
+    assert not heard.records
+
+
+def test_what_cannot_work_is_refused_before_the_first_step(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, told = tmp_path / "run", Heard().told
     config = small(alone("3"))
     with pytest.raises(TrainError, match=r"stage 3 starts from stage 2b, which .* has not finished"):
@@ -186,6 +339,13 @@ def test_what_cannot_work_is_refused_before_the_first_step(corpus: str, tmp_path
     wide = write_corpus(tmp_path / "wide", train=1, val=0, text_dim=512)
     with pytest.raises(TrainError, match=r"text of 512 values a token .*, preset tiny reads 384"):
         train(config, Options(wide, run, "3"), told)
+    with monkeypatch.context() as patch:
+        patch.setattr(tests.jobs.train_corpus, "segment_starts", lambda latents, most: ())
+        bare = write_corpus(tmp_path / "bare", train=2, val=0)
+    with pytest.raises(
+        TrainError, match=r"stage 1 reads independent segments, and the latents of .* have none"
+    ):
+        train(small(alone("1")), Options(bare, run, "1"), told)
     for device, why in (("tpu", "give cpu or cuda"), ("cuda:1", "ranks choose"), ("cuda", "sees 0 GPUs")):
         if device != "cuda" or not torch.cuda.is_available():
             with pytest.raises(UserError, match=why):
@@ -198,13 +358,22 @@ def test_what_cannot_work_is_refused_before_the_first_step(corpus: str, tmp_path
     assert not run.exists()
 
 
-def test_clips_are_kept_from_training_where_a_corpus_has_no_split(tmp_path: Path) -> None:
-    config = small(alone("3"))
-    many = TrainingData.open(write_corpus(tmp_path / "many", train=12, val=0), config.data, TINY)
-    assert many.is_held_out and len(many.held_out) == 2
-    assert not set(many.held_out.sample_id) & set(many.train.sample_id)
-    few = TrainingData.open(write_corpus(tmp_path / "few", train=4, val=0), config.data, TINY)
-    assert not few.is_held_out and len(few.train) == 4
+def test_clips_are_kept_from_training_where_a_corpus_has_no_split_and_growth_moves_none(
+    tmp_path: Path,
+) -> None:
+    def opened(train: int, part: float) -> TrainingData:
+        url = write_corpus(tmp_path / f"{train}", train=train, val=0)
+        return TrainingData.open(url, DataConfig(held_out=part), TINY)
+
+    few, more, many = opened(4, 0.2), opened(6, 0.2), opened(12, 0.2)
+    assert len(few.train) == 3 and not few.is_held_out  # one is no measure, and kept back all the same
+    assert more.is_held_out and set(more.held_out.sample_id) == {"train03", "train05"}
+    assert set(many.held_out.sample_id) == {"train03", "train05", "train07", "train11"}
+    for small, large in ((few, more), (few, many), (more, many)):
+        assert set(small.train.sample_id) <= set(large.train.sample_id)
+        assert not set(large.held_out.sample_id) & set(large.train.sample_id)
+    with pytest.raises(TrainError, match="every sample of the wanted tiers is held out"):
+        opened(1, 1.0)
 
 
 def test_settings_are_read_strictly_and_shown_as_they_are_read(tmp_path: Path) -> None:
@@ -265,3 +434,22 @@ def test_a_stage_starts_from_weights_that_are_given(corpus: str, tmp_path: Path)
             assert torch.equal(trained[f"model/{name}"], value.bfloat16().float()), name
     with pytest.raises(RunError, match=r"stages\.3\.start_weights"):
         train(still, replace(options, init=tmp_path / "other"), Heard().told)
+
+
+def ask_the_first(rank: int, store: str) -> None:
+    """One of two ranks of which each sees another disk."""
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    mesh = make_mesh(Parallel(timeout_s=60), "cpu")
+    assert mesh.first(lambda: f"disk of {rank}") == "disk of 0"
+
+    def refuse() -> None:
+        raise (TrainError if rank == 0 else AssertionError)(f"rank {rank} sees no gate")
+
+    with pytest.raises(TrainError, match="rank 0 sees no gate"):
+        mesh.first(refuse)
+    mesh.close()
+
+
+@pytest.mark.soak
+def test_the_first_rank_decides_what_a_disk_says(tmp_path: Path) -> None:
+    processes.spawn(ask_the_first, (str(tmp_path / "store"),), nprocs=2)

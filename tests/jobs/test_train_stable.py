@@ -26,6 +26,7 @@ from tests.jobs.test_train import weights as tensors
 from tests.jobs.test_train_ranks import kill_once_saved, start
 from tests.jobs.train_corpus import write_corpus
 from trainer.checkpoint import list_steps, read_saved
+from trainer.checkpoint_files import CheckpointError
 from trainer.curriculum import Law, StableConfig, curriculum
 from trainer.export import Layout, export
 from trainer.loop import Stopped
@@ -67,7 +68,9 @@ def settings(stable: StableConfig = STABLE, **more: object) -> TrainConfig:
     config = TrainConfig(
         "tiny", stages=stages, look=LookConfig(clips=1, chunks=2, steps=2, guidance=1.0), save_every=1
     )
-    config = replace(config, parallel=replace(config.parallel, checkpointing=False))
+    config = replace(
+        config, parallel=replace(config.parallel, checkpointing=False), watch=WatchConfig(teacher=1)
+    )
     return replace(config, **more)  # type: ignore[arg-type]
 
 
@@ -126,6 +129,24 @@ def test_exported_weights_start_a_branch_and_serve_as_its_scores(
             train(config, replace(options, out=tmp_path / "other"), quiet())
 
 
+def test_what_a_rollout_would_meet_is_refused_before_a_step(corpus: str, run: Path, tmp_path: Path) -> None:
+    for stable, told in (
+        (replace(STABLE, score="4"), r"`stable: \{score: 4\}` has few-step heads, and one velocity is"),
+        (replace(STABLE, law=Law.JOINED, latents=320), r"clip \w+ has 48 known action rows, .* asks for 320"),
+    ):
+        (folder := tmp_path / stable.law).mkdir()
+        out = _from(run, folder)
+        with pytest.raises(TrainError, match=told):
+            train(settings(stable), Options(corpus, out, "5", steps=1), quiet())
+        assert not (out / "5").exists()
+    config = settings(replace(STABLE, law=Law.JOINED, latents=320))
+    data = TrainingData.open(corpus, config.data, config.sizes)
+    plan = data.plan(config.stages[-1], config.sizes, 0, 1)
+    scenes = Scenes(plan, data.corpus, data.train, config.stages[-1], config.sizes, 0, slice(0, 2))
+    with pytest.raises(TrainError, match=r"stage 5, samples train\d+: clips of the game have \d+ action"):
+        scenes.at(0)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("stage", "sequence"), [("4", 1), ("5", 1), ("5", 2)])
 def test_two_ranks_killed_and_started_anew_train_what_one_process_does(
@@ -152,7 +173,9 @@ def test_two_ranks_killed_and_started_anew_train_what_one_process_does(
         alike = [read_rows(at / folder / "metrics.jsonl") for at in (one, two)]
         assert [row["step"] for row in alike[1]] == [0, 1, 2, 3]
         for a, b in zip(*alike, strict=True):
-            assert [b[n] for n in names] == pytest.approx([a[n] for n in names], rel=1e-4, abs=1e-5)
+            for name in names:
+                assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-5)
+            assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3, abs=1e-7)
 
 
 def test_a_step_moves_both_students_and_their_fake_scores_and_is_told(run: Path) -> None:
@@ -228,12 +251,29 @@ def test_a_low_rank_fake_score_is_trained_and_alone_kept(corpus: str, run: Path,
     assert rows[0]["before"] == rows[0]["real"] and rows[1]["before"] != rows[1]["real"]
 
 
-def test_a_watchdog_ends_the_run_by_name_and_saves_first(corpus: str, run: Path, tmp_path: Path) -> None:
+def test_what_a_watchdog_ended_goes_on_from_an_earlier_step_alone(
+    corpus: str, run: Path, tmp_path: Path
+) -> None:
     out = _from(run, tmp_path)
-    config = settings(watch=WatchConfig(still=1e9))
-    with pytest.raises(WatchError, match=r"stage 5, step 0: still: motion of late chunks is [\d.]+ of the"):
-        train(config, Options(corpus, out, "5", steps=3), quiet())
-    assert list_steps(RunFolder(out).checkpoints("5", "low"))[0] == [1]
+    config = settings(watch=WatchConfig(still=1e9, window=1, teacher=1))
+    options = Options(corpus, out, "5", steps=2)
+    with pytest.raises(WatchError, match=r"stage 5, step 1: still: motion of late chunks is [\d.]+ of the"):
+        train(config, options, quiet())
+    told = r"stage 5 was ended behind step 1: still: motion of .* give --step 1 to go on from there"
+    places = [RunFolder(out).checkpoints("5", expert) for expert in EXPERTS]
+    for _ in range(2):  # at the last step, and it does not count as finished
+        with pytest.raises(WatchError, match=told):
+            train(config, options, quiet(lambda record: pytest.fail("a step was made")))
+    assert [list_steps(place)[0] for place in places] == [[1, 2], [1, 2]]
+    with pytest.raises(CheckpointError, match="no complete checkpoint of step 7: there are 1, 2"):
+        train(config, replace(options, step=7), quiet())
+    seen: list[int] = []
+    sound = settings(watch=WatchConfig(window=1, still=0.0, teacher=1))
+    train(sound, replace(options, step=1), quiet(lambda record: seen.append(1)))
+    assert len(seen) == 1 and all((place / "set-aside-step-00000002").is_dir() for place in places)
+    said: list[str] = []
+    train(sound, options, Told(say=said.append))
+    assert "stage 5: finished before, skipped" in said
 
 
 def test_another_schedule_than_that_of_the_heads_is_refused(
@@ -254,7 +294,8 @@ def test_how_passes_cut_a_step_changes_nothing(corpus: str, run: Path, tmp_path:
     apart, together = (read_rows(at / "5" / "metrics.jsonl") for at in (run, out))
     for a, b in zip(apart, together, strict=True):
         names = ("before", "after", "real", "critic")
-        assert [b[n] for n in names] == pytest.approx([a[n] for n in names], rel=1e-5)
+        for name in names:
+            assert b[name] == pytest.approx(a[name], rel=1e-5)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3, abs=1e-7)
 
 

@@ -80,14 +80,14 @@ def test_a_segfault_is_a_named_error_and_the_next_call_works(worker):
 
 
 def test_a_hang_is_killed_at_its_time_limit():
-    worker = Worker(Limits(seconds=0.5))
+    worker = Worker(Limits(seconds=3.0))
     try:
         worker.call(add, 0, 0)
         pid = worker.pid
         started = time.monotonic()
         with pytest.raises(IsolationError) as caught:
             worker.call(hang, 60)
-        assert caught.value.reason is Reason.TIMEOUT and time.monotonic() - started < 5
+        assert caught.value.reason is Reason.TIMEOUT and time.monotonic() - started < 10
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert worker.call(add, 1, 1) == 2

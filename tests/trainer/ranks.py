@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from tests.trainer.loop_support import Fed, Remembered, run_loop, two_chunks
 from tests.trainer.model_support import PRESET, Video, draw, noisy_expert
 from tests.trainer.stable_support import SCHEDULE, scene, students
 from tests.trainer.tiny_codecs import fitted
@@ -31,9 +34,12 @@ from trainer.codec.linear import Linear
 from trainer.curriculum import OptimConfig
 from trainer.distributed.mesh import Mesh, Parallel, RanksDifferError, StalledError, end_rank, make_mesh
 from trainer.distributed.parallelize import accumulate, parallelize, train_only
+from trainer.loop import NotFiniteError, SaveClock
+from trainer.metrics import StepRecord
 from trainer.model.kvcache import RawText
 from trainer.model.layout import Layout, Rule, chunk_prompts, clip, frame_queries, teacher_forced
 from trainer.model.wan import History, Inputs, WanModel, make_plan
+from trainer.objectives.flow import objective
 from trainer.optim import clip_gradients, make_optimizer
 from trainer.schedule import Sigma
 from trainer.stable.played import Played, Snapshot, play
@@ -292,21 +298,48 @@ def every(mesh: Mesh, text: str) -> list[str]:
     return texts
 
 
+def looped(mesh: Mesh, fed: Fed, **more: Any) -> list[StepRecord]:
+    """Steps of the training loop; what rank 0 was told."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_loop(mesh, Path(folder), fed, **more)
+
+
+def loop_not_finite(mesh: Mesh) -> Answer:
+    """In the loop: the loss of rank 1's sample of step 1 is no number."""
+
+    def minimise(model: Any, preset: Any, batch: Any, expert: str, seed: int, step: int) -> Any:
+        loss = objective(two_chunks(2))(model, preset, batch, expert, seed, step)
+        bad = float("nan") if (mesh.rank, step) == (1, 1) else 1.0
+        return replace(loss, total=loss.total * bad, value=loss.value * bad)
+
+    kept = Remembered()
+    run = functools.partial(looped, mesh, Fed(mesh.rank), checkpoints=kept, minimise=minimise, save_every=1)
+    return {"refused": every(mesh, refusal(run, NotFiniteError)), "saved": kept.steps}
+
+
 def branches(mesh: Mesh) -> Answer:
-    """Rank 0 has a batch with memory, the others one without."""
-    history = 2 if mesh.rank == 0 else 0
-    return {"refused": every(mesh, refusal(lambda: mesh.agree("history", history), RanksDifferError))}
+    """In the loop: at step 1 the batch of rank 0 has a longer memory than the others'."""
+    fed = Fed(mesh.rank, history=lambda step: 2 if (mesh.rank, step) == (0, 1) else 1)
+    return {"refused": every(mesh, refusal(lambda: looped(mesh, fed), RanksDifferError))}
+
+
+def slow_rank(mesh: Mesh) -> Answer:
+    """In the loop: the data of step 1 take rank 1 a while, and its clock alone finds a checkpoint due."""
+    fed, kept = Fed(mesh.rank, slow={1: 0.5} if mesh.rank == 1 else {}), Remembered()
+    answers = iter((False, mesh.rank == 1, False, False))
+    with mock.patch.object(SaveClock, "due", lambda clock: next(answers)):
+        told = looped(mesh, fed, steps=4, checkpoints=kept)
+    saved = every(mesh, ",".join(map(str, kept.steps)))
+    return {"saved": saved, "rows": [record.row() for record in told]}
 
 
 def stalled(mesh: Mesh) -> Answer:
-    """Rank 1 sleeps while rank 0 waits a second for it. The last check: gloo closes what timed out."""
+    """In the loop: rank 1 waits for its data while rank 0 waits a second for it. The last check: gloo closes
+    what timed out."""
     short = replace(mesh, timeout=timedelta(seconds=1))
-    started = time.monotonic()
-    if mesh.rank > 0:
-        time.sleep(3)
-        return {}
-    message = refusal(lambda: short.meet("step 7"), StalledError)
-    return {"refused": message, "waited_s": time.monotonic() - started}
+    fed = Fed(mesh.rank, slow={1: 3.0} if mesh.rank == 1 else {})
+    refused = refusal(lambda: looped(short, fed), StalledError)
+    return {"refused": refused}
 
 
 CHECKS: dict[str, Callable[[Mesh], Answer]] = {
@@ -339,8 +372,10 @@ CHECKS: dict[str, Callable[[Mesh], Answer]] = {
     "eight bits": eight_bits,
     "mixed norm": mixed_norm,
     "not finite": not_finite,
-    "branches": branches,
-    "stalled": stalled,
+    "loop, not finite": loop_not_finite,
+    "loop, branches": branches,
+    "loop, slow rank": slow_rank,
+    "loop, stalled": stalled,
 }
 
 

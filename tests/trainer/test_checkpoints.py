@@ -217,6 +217,18 @@ def test_going_back_sets_later_ones_aside(place: Checkpoints, said: list[str]) -
     fill(place, 150, 200)
     assert values(place.newest()) == [200.0, 200.0]
     assert names(place) == ["latest", "set-aside-step-00000200", "step-00000150", "step-00000200"]
+    place.rewind(0)
+    assert names(place) == [f"set-aside-step-00000{step}" for step in (150, 200)] and place.newest() is None
+
+
+def test_of_folders_that_belong_together_the_newest_common_steps_stay(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("high", "low")]
+    high, low = (Checkpoints(p, 1, say=lambda line: None, beside=places[::-1]) for p in places)
+    fill(high, 1, 2)
+    fill(low, 1)
+    assert [checkpoint.list_steps(p)[0] for p in places] == [[1, 2], [1]]
+    fill(low, 2)
+    assert [checkpoint.list_steps(p)[0] for p in places] == [[2], [2]]
 
 
 # --- killed -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +17,15 @@ from trainer.curriculum import STAGES, SigmaLaw, Stage, curriculum
 from trainer.data.batch import Batch
 from trainer.model.layout import Kind
 from trainer.model.wan import Inputs
-from trainer.objectives.flow import chunk_loss, clip_loss, objective, query_loss, query_times, sequence
+from trainer.objectives.flow import (
+    bucketed,
+    chunk_loss,
+    clip_loss,
+    objective,
+    query_loss,
+    query_times,
+    sequence,
+)
 from trainer.objectives.loss import Loss
 
 SEED = 9
@@ -137,13 +146,17 @@ def test_padding_changes_neither_loss_nor_gradients() -> None:
 
 
 def test_stage_3_has_few_lengths_whatever_the_history() -> None:
-    seen = set()
+    seen, lengths = set(), set()
     for history in (0, 1, 2, 4, 6, 7, 12):
         model = ByHand(lambda inputs: torch.zeros_like(predicted(inputs)))
         of_chunks(model, batch_of((1,), history, 4))
         layout = model.seen[0].plan.layout
         seen.add(layout.count(Kind.CMP) + layout.count(Kind.PAD))
+        lengths.add(layout.tokens)
     assert seen == {16, 32}
+    assert len(lengths) == 3  # history 0 has no anchor before its first chunk
+    every = {bucketed(PRESET, history, 4).tokens for history in STAGES[3].histories}
+    assert len(every) == 6
 
 
 def test_queries_see_neither_the_image_nor_anything_but_compressed_latents() -> None:
@@ -226,3 +239,29 @@ def test_a_share_of_steps_has_no_compressed_memory_whatever_the_batch() -> None:
     assert 10 <= sum(lacked) <= 38
     with pytest.raises(ConfigError, match="memory_drop is of chunks"):
         replace(STAGES[0], memory_drop=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        *(
+            (name, {what: share}, f"stage {name}: {what} is {share}: a share lies in 0 to 1")
+            for name in ("2a", "3")
+            for what in ("events", "text_drop", "field_drop", "memory_drop")
+            for share in (10, -0.1, math.nan)
+        ),
+        ("2a", {"sigma": PER_CHUNK}, "stage 2a: frame queries are no chunks"),
+        ("1", {"target": 18, "segments": False}, "stage 1: a target of 18 latents: whole chunks of 4"),
+        ("2b", {"target": 18}, "stage 2b: a target of 18 latents: whole chunks of 4"),
+        ("3", {"target": 18}, "stage 3: a target of 18 latents: whole chunks of 4"),
+        ("4", {"target": 2}, "stage 4: a target of 2 latents: whole chunks of 4"),
+    ],
+)
+def test_what_a_stage_cannot_mean_is_refused_where_it_is_made(
+    name: str, changes: dict[str, object], said: str
+) -> None:
+    (stage,) = (s for s in STAGES if s.name == name)
+    with pytest.raises(ConfigError) as caught:
+        replace(stage, **changes)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+    assert replace(STAGES[1], target=3, events=1.0, text_drop=0.0).target == 3

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 
+from jobs.evaluate.history import conditions, held, histories_of, layout_of
+from jobs.train_config import GateConfig
+from tests.trainer.flow_support import ByHand, batch_of, predicted
 from tests.trainer.model_support import PRESET, Video, draw, noisy_expert, oracle
-from trainer.model.attention import BLOCK, Backend, MaskError, attend, make_mask
+from trainer.config import A14B
+from trainer.curriculum import STAGES, Objective, Stage
+from trainer.model.attention import BLOCK, COMPILATIONS, Backend, MaskError, attend, compiled, make_mask
 from trainer.model.layout import (
     NOTHING,
     Frame,
@@ -24,7 +32,9 @@ from trainer.model.layout import (
     sink,
     target,
     teacher_forced,
+    visible,
 )
+from trainer.objectives.flow import bucketed, objective
 
 CPU = torch.device("cpu")
 KNOWN = sink(PRESET) + compressed(PRESET, 0, 2)
@@ -94,20 +104,79 @@ def test_flex_equals_dense(name: str) -> None:
     assert (flex - dense).abs().max() <= 2e-6
 
 
-def test_flex_is_compiled_once_for_each_length() -> None:
+def test_flex_is_compiled_once_for_each_length_and_for_more_of_them_than_torch_allows_by_itself() -> None:
+    torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True, backend=counter)
+    flex = compiled(counter)
     lengths = set()
-    for history, padded in ((1, 13), (3, 13), (1, 21), (4, 21), (2, 13)):
+    more = tuple((1, padded) for padded in range(22, 22 + torch._dynamo.config.recompile_limit))
+    for history, padded in ((1, 13), (3, 13), (1, 21), (4, 21), (2, 13), *more):
         layout = teacher_forced(PRESET, history, 2, padded)
         lengths.add(layout.tokens)
         q, k, v = (draw(seed, 1, layout.tokens, 2, 16) for seed in (1, 2, 3))
         blocks = make_mask(layout, layout, Rule.CAUSAL, Backend.FLEX, CPU).blocks
-        given = compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=blocks)
+        assert blocks is not None
+        given = flex(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=blocks)
         wanted = attend(q, k, v, make_mask(layout, layout, Rule.CAUSAL, Backend.DENSE, CPU))
         assert (given.transpose(1, 2) - wanted).abs().max() <= 2e-6
         assert counter.frame_count == len(lengths)
-    assert len(lengths) == 2
+    assert len(lengths) == 2 + torch._dynamo.config.recompile_limit
+
+
+def test_the_lengths_of_all_stages_and_their_gates_together_are_fewer_than_may_be_compiled() -> None:
+    """Of `a14b`: the layouts that objectives and gates ask for, and which of them have a mask at all."""
+    asked: set[tuple[int, int, bool, int]] = set()
+    by_stage: dict[str, int] = {}
+    for stage in STAGES:
+        own: set[tuple[int, int, bool, int]] = set()
+        for layout, rule, trained, batches in _asked(replace(stage, memory_drop=0.5 * (stage.name == "3"))):
+            layout = _of_a14b(layout)
+            if not bool(visible(layout, layout, rule).all()):
+                kinds = (True, False) if trained else (False,)
+                own |= {(layout.tokens, layout.tokens, kind, size) for kind in kinds for size in batches}
+        by_stage[stage.name] = len(own)
+        asked |= own
+    assert min(by_stage["3"], by_stage["4"]) > torch._dynamo.config.recompile_limit
+    # What has no mask is not compiled: everything sees everything in stages 1 and 2 and in scores of stage 5.
+    assert not any(by_stage[name] for name in ("1", "2a", "2b", "5"))
+    assert 2 * len(asked) <= COMPILATIONS
+
+
+def _asked(stage: Stage) -> Iterator[tuple[Layout, Rule, bool, tuple[int, ...]]]:
+    """(layout, rule, whether in training too, sizes of its batch) of a stage and of its gate."""
+    chunks, gate = stage.target // PRESET.chunk, GateConfig()
+    sizes = (gate.batch, gate.batch + 1)
+    for history in stage.histories:
+        if stage.objective is Objective.PDD:
+            yield bucketed(PRESET, history, chunks), Rule.CAUSAL, True, (stage.micro,)
+            continue
+        if stage.objective is Objective.STABLE:
+            yield clip(PRESET, history, chunks), Rule.FULL, True, (stage.micro,)
+            continue
+        model = ByHand(predicted)
+        batch = batch_of((1,), history, 0 if stage.objective is Objective.QUERIES else chunks)
+        with torch.no_grad():
+            for step in range(8):  # of which some have no compressed memory
+                objective(stage)(model, PRESET, batch, "high", 0, step)
+        for given in model.seen:
+            rule = Rule.CAUSAL if stage.objective is Objective.CHUNKS else Rule.FULL
+            yield given.plan.layout, rule, True, (stage.micro,)
+    histories = histories_of(stage, gate.history)
+    if stage.gate == "few_steps":
+        yield teacher_forced(PRESET, max(histories), 1), Rule.CAUSAL, False, sizes
+    elif stage.gate:
+        for history in histories:
+            for condition in conditions(stage, history):
+                yield *layout_of(held(stage, PRESET), PRESET, history, condition), False, sizes
+
+
+def _of_a14b(layout: Layout) -> Layout:
+    """The same frames on the grids of `a14b`, whose chunks, sink and anchor are those of `tiny`."""
+    assert (A14B.chunk, A14B.sink, A14B.temporal) == (PRESET.chunk, PRESET.sink, PRESET.temporal)
+    small = (Kind.CMP, Kind.PAD)
+    return Layout(
+        tuple(replace(f, grid=A14B.low_grid if f.kind in small else A14B.grid) for f in layout.frames)
+    )
 
 
 def test_a_query_with_nothing_to_see_is_refused() -> None:

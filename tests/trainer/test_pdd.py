@@ -12,9 +12,11 @@ from tests.trainer.flow_support import ByHand, batch_of, predicted
 from tests.trainer.model_support import PRESET, draw, noisy_expert
 from trainer.curriculum import PddConfig, Solver
 from trainer.data.batch import Batch
+from trainer.model.layout import Kind
 from trainer.model.pdd_head import IntervalHead, VelocityHead, bank_from_velocity
 from trainer.model.wan import Inputs, WanModel
 from trainer.objectives import pdd
+from trainer.objectives.flow import bucketed
 from trainer.objectives.pdd import Places, coefficients, draw_places, pdd_loss
 from trainer.schedule import PddSchedule
 
@@ -137,6 +139,27 @@ def _student(student: WanModel, batch: Batch, rows: Tensor) -> Tensor:
     out = student(replace(seen[0], rows=rows)).prediction
     assert out is not None
     return out[:, 1]
+
+
+def test_stage_4_has_the_lengths_of_stage_3_and_padding_changes_nothing(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for bucket in (16, 1):
+        monkeypatch.setattr(pdd, "bucketed", lambda p, h, c, b=bucket: bucketed(p, h, c, b))
+        student, teacher = student_of(noisy_expert("low"), "low", 0.1), ByHand(lambda i: predicted(i))
+        seen: list[Inputs] = []
+        student.register_forward_pre_hook(lambda module, args, kept=seen: kept.append(args[0]))
+        loss = loss_of(student, teacher, batch, "low")
+        loss.backward()
+        grads = [p.grad for p in student.parameters() if p.grad is not None]
+        layouts = {given.plan.layout for given in (*seen, *teacher.seen)}
+        found.append((loss.detach(), grads, {f.count(Kind.CMP) + f.count(Kind.PAD) for f in layouts}))
+    (padded, grads, lengths), (bare, wanted, plain) = found
+    assert (lengths, plain) == ({16}, {6})
+    torch.testing.assert_close(padded, bare, rtol=1e-6, atol=1e-7)
+    for one, other in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_the_states_are_the_students_own(batch: Batch) -> None:

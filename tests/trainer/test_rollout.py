@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,6 +87,26 @@ class Spy:
         out: Outputs = self.model(inputs)
         self.calls.append((inputs, out))
         return out
+
+
+def test_everything_lies_where_the_experts_compute_though_their_weights_lie_elsewhere(
+    experts: dict[str, WanModel], codec: Codec
+) -> None:
+    """Offloaded shards lie on the host while the device computes: here the device is the CPU, and the weights
+    say that they lie elsewhere."""
+
+    class Elsewhere(Spy):
+        patch_embedding = SimpleNamespace(weight=torch.empty(0, device="meta"))
+
+    spies = {name: Elsewhere(model, []) for name, model in experts.items()}
+    device = torch.device("cpu")
+    rollout = Rollout(PRESET, spies, codec, scene(2), PLAIN, device=device)  # type: ignore[arg-type]
+    assert torch.equal(latents(list(rollout.chunks())), latents(play(experts, codec, scene(2), PLAIN)))
+    seen = [given for spy in spies.values() for given, _ in spy.calls]
+    assert seen and {given.latents.device for given in seen} == {given.actions.device for given in seen} == {
+        device
+    }
+    assert {given.plan.times.device for given in seen} == {device}
 
 
 @pytest.mark.parametrize("expert", ["high", "low"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,8 @@ from trainer.model import wan
 from trainer.model.attention import Mask
 from trainer.model.layout import Kind, Layout, Rule, clip
 from trainer.model.wan import Inputs, WanModel, make_plan
-from trainer.schedule import Sigma
+from trainer.rollout import Chunk, Rollout
+from trainer.schedule import Sigma, renoise
 from trainer.stable import played as played_module
 from trainer.stable.played import Played, Snapshot, replayed_block
 from trainer.stable.replay import Replay
@@ -56,17 +58,30 @@ def test_one_step_a_chunk_is_recorded_uniform_and_keyed() -> None:
     assert drawn[:10] != [replayed_block(SCHEDULE, 4, 0, c).index for c in range(10)]
 
 
-def test_a_replayed_last_step_is_the_stored_chunk_bit_for_bit(
+def test_every_step_replayed_is_the_step_that_was_played_bit_for_bit(
     experts: dict[str, WanModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(played_module, "replayed_block", lambda schedule, *key: schedule.blocks[-1])
-    video = played(experts, 6)
+    """With the noise that followed it, it is the state that the next step began with, or the chunk."""
+    rollouts: list[Rollout] = []
+    states: list[tuple[Tensor, ...]] = []
+
+    class Kept(Rollout):
+        def chunks(self) -> Iterator[Chunk]:
+            rollouts.append(self)
+            for chunk in super().chunks():
+                states.append(chunk.states)
+                yield chunk
+
+    monkeypatch.setattr(played_module, "Rollout", Kept)
+    video = played(experts, 4)
     replay = Replay(PRESET, video)
-    for snapshot in video.snapshots:
-        again = replay.estimate(experts["low"], snapshot)
-        own = slice(snapshot.chunk * PRESET.chunk, (snapshot.chunk + 1) * PRESET.chunk)
-        assert again.requires_grad or not any(p.requires_grad for p in experts["low"].parameters())
-        assert torch.equal(again, video.clean[:, :, own]), snapshot.chunk
+    for chunk, began in enumerate(states):
+        own = video.clean[:, :, chunk * PRESET.chunk : (chunk + 1) * PRESET.chunk]
+        for block, after in zip(SCHEDULE.blocks, (*began[1:], own), strict=True):
+            again = replay.estimate(experts[block.expert], Snapshot(chunk, block, began[block.index]))
+            again = renoise(again, rollouts[0]._noise(chunk, f"renoise-{block.index}"), block)
+            assert torch.equal(again, after), (chunk, block.index)
+    assert {block.expert for block in SCHEDULE.blocks} == set(PRESET.experts)
 
 
 def test_replay_uses_the_memory_that_the_chunk_had(experts: dict[str, WanModel], video: Played) -> None:

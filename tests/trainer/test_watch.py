@@ -15,12 +15,13 @@ from trainer.data.batch import Batch
 from trainer.model.wan import Inputs
 from trainer.stable.scores import critic_loss, draw_level, score_clip
 from trainer.stable.step import replay_loss
-from trainer.stable.watch import Pictures, Reading, Rule, Verdict, Watch, WatchConfig
+from trainer.stable.watch import Critic, Late, Pictures, Reading, Rule, Verdict, Watch, WatchConfig
 
 MODES = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
 SPREAD = 0.3
 PLAIN = StableConfig(guidance=1.0)
-FINE = Pictures((1.0,) * 4, (1.0,) * 4, (1.0,) * 4)
+FINE = Late(motion=1.0, saturation=1.0, sharpness=1.0, drift=0.1)
+EXPERTS = ("high", "low")
 
 
 def points(latents: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def run(
     real = dict.fromkeys(PRESET.experts, ByHand(four_modes))
     moves = torch.optim.Adam(student.parameters(), lr=8e-3)
     follows = torch.optim.Adam(critic.parameters(), lr=critic_lr)
-    watch, verdicts, paused = Watch(WatchConfig(), FINE), list[Verdict](), True
+    watch, verdicts, paused = Watch(WatchConfig(), FINE, ("low",)), list[Verdict](), True
     x = base.latents
 
     def follow(batch: Batch, step: int, updates: int) -> None:
@@ -113,7 +114,8 @@ def run(
 
         before = probe()
         follow(batch, step, critic_steps)
-        verdict = watch.read(Reading(before, probe(), probe(real["low"]), 1, 0, FINE))
+        critic_of = Critic(before, probe(), probe(real["low"]), critic_steps)
+        verdict = watch.read(Reading({"low": critic_of}, 1, 0, FINE))
         paused = bool(verdict.paused)
         verdicts.append(verdict)
         if verdict.stopped:
@@ -147,12 +149,22 @@ def test_a_fake_score_that_lags_makes_the_student_wait() -> None:
 # --- each rule by its reading -----------------------------------------------------------------------------
 
 
+def reading(
+    before: float, after: float, real: float, high: Critic | None = None, left_out: int = 0, late: Late = FINE
+) -> Reading:
+    """Of `low`, and a sound `high`."""
+    sound = Critic(1.0, 0.99, 1.02, 2)
+    return Reading({"high": high or sound, "low": Critic(before, after, real, 3)}, 10, left_out, late)
+
+
+def watch_of(**change: float) -> Watch:
+    return Watch(replace(WatchConfig(), **change), FINE, EXPERTS)
+
+
 def steady(watch: Watch, steps: int, **change: object) -> Verdict:
     verdict = Verdict({}, {})
     for k in range(steps):
-        verdict = watch.read(
-            replace(Reading(1.0 + 0.01 * k, 1.0 + 0.01 * k - 1e-3, 2.0, 10, 0, FINE), **change)
-        )  # type: ignore[arg-type]
+        verdict = watch.read(replace(reading(1.0 + 0.01 * k, 1.0 + 0.01 * k - 1e-3, 2.0), **change))  # type: ignore[arg-type]
     return verdict
 
 
@@ -160,35 +172,71 @@ def steady(watch: Watch, steps: int, **change: object) -> Verdict:
     ("rule", "change"),
     [
         (Rule.LEFT_OUT, {"left_out": 4}),
-        (Rule.STILL, {"pictures": Pictures((1.0, 1.0, 1.0, 0.1), FINE.saturation, FINE.sharpness)}),
-        (Rule.SATURATED, {"pictures": Pictures(FINE.motion, (1.0, 1.0, 1.0, 2.0), FINE.sharpness)}),
-        (Rule.BLURRED, {"pictures": Pictures(FINE.motion, FINE.saturation, (1.0, 1.0, 1.0, 0.2))}),
+        (Rule.STILL, {"late": replace(FINE, motion=0.1)}),
+        (Rule.SATURATED, {"late": replace(FINE, saturation=2.0)}),
+        (Rule.BLURRED, {"late": replace(FINE, sharpness=0.2)}),
+        (Rule.DRIFTED, {"late": replace(FINE, drift=0.5)}),
     ],
 )
 def test_a_rule_ends_the_run_with_its_name_and_figures(rule: Rule, change: dict[str, object]) -> None:
-    assert not steady(Watch(WatchConfig(), FINE), 20).stopped
-    verdict = steady(Watch(WatchConfig(), FINE), 20, **change)
+    assert not steady(watch_of(), 20).stopped
+    verdict = steady(watch_of(), 20, **change)
     assert list(verdict.stopped) == [rule] and any(c.isdigit() for c in verdict.stopped[rule])
 
 
+def test_one_step_of_other_scenes_ends_nothing() -> None:
+    """A step's videos may stand still where the teacher's turned: looks are judged over the window."""
+    watch = watch_of()
+    for k in range(40):
+        late = replace(FINE, motion=0.0, saturation=3.0, drift=0.9) if k % 9 == 0 else FINE
+        assert not watch.read(reading(1.0, 0.99, 2.0, late=late)).stopped
+
+
 def test_a_student_that_waits_too_long_ends_the_run() -> None:
-    watch = Watch(WatchConfig(patience=5), FINE)
-    verdicts = [watch.read(Reading(3.0, 1.0 + 0.01 * k, 4.0, 10, 0, FINE)) for k in range(10)]
+    watch = watch_of(patience=5)
+    verdicts = [watch.read(reading(3.0, 1.0 + 0.01 * k, 4.0)) for k in range(10)]
     assert verdicts[1].paused and not verdicts[1].stopped
     assert Rule.CRITIC_LOST in verdicts[-1].stopped
 
 
+@pytest.mark.parametrize("moved", [0.0, 1e-6])
+def test_one_expert_that_stands_still_is_caught_while_the_other_learns(moved: float) -> None:
+    """Exactly, or by so little that a rate too low for its precision has left it the real score."""
+    watch = watch_of()
+    still = Critic(1.0, 1.0 - moved, 1.0, 2)
+    verdicts = [watch.read(reading(1.0, 0.98, 1.1, high=still)) for _ in range(10)]
+    assert Rule.CRITIC_FROZEN in verdicts[-1].stopped and not verdicts[-2].stopped
+    assert "high" in verdicts[-1].stopped[Rule.CRITIC_FROZEN]
+
+
+def test_an_expert_whose_turn_it_is_not_is_not_frozen() -> None:
+    watch = watch_of()
+    for k in range(60):
+        idle = Critic(1.0, 1.0, 1.1, 0) if k % 2 else None
+        assert not watch.read(reading(1.0, 0.99, 1.1, high=idle)).stopped
+
+
 def test_a_resumed_watch_judges_as_one_that_was_not_interrupted() -> None:
-    readings = [Reading(1.0 + (k % 5) * 0.2, 1.0, 1.0 + k % 2, 10, k % 3, FINE) for k in range(30)]
-    whole, first = Watch(WatchConfig(), FINE), Watch(WatchConfig(), FINE)
-    for reading in readings[:17]:
-        whole.read(reading)
-        first.read(reading)
-    again = Watch(WatchConfig(), FINE)
+    readings = [
+        reading(1.0 + (k % 5) * 0.2, 1.0, 1.0 + k % 2, left_out=k % 3, late=replace(FINE, motion=k % 4 / 8))
+        for k in range(30)
+    ]
+    whole, first, again = watch_of(), watch_of(), watch_of()
+    for one in readings[:17]:
+        whole.read(one)
+        first.read(one)
     again.load(first.state())
-    assert [whole.read(r) for r in readings[17:]] == [again.read(r) for r in readings[17:]]
+    rest = [whole.read(r) for r in readings[17:]]
+    assert rest == [again.read(r) for r in readings[17:]] and any(v.stopped for v in rest)
 
 
-def test_pictures_of_a_frozen_video_have_no_motion() -> None:
-    still = Pictures.of([torch.ones(1, 3, 4, 8, 8) * torch.linspace(-1, 1, 8)])
-    assert still.motion == (0.0,) and still.sharpness[0] > 0
+def test_pictures_of_a_frozen_video_have_no_motion_and_no_drift() -> None:
+    chunk = torch.ones(1, 3, 4, 8, 8) * torch.linspace(-1, 1, 8)
+    still = Pictures.of([chunk, chunk])
+    assert still.motion == still.drift == (0.0, 0.0) and still.sharpness[0] > 0
+
+
+def test_drift_is_how_far_each_video_s_colour_has_gone() -> None:
+    """Two videos that go opposite ways: their mean colour stays."""
+    chunks = [torch.stack([torch.full((3, 4, 8, 8), c), torch.full((3, 4, 8, 8), -c)]) for c in (0.0, 0.5)]
+    assert Pictures.of(chunks).drift == pytest.approx((0.0, 0.5 * 3**0.5))

@@ -24,8 +24,9 @@ from trainer.data.sample import Reader, make_batch
 class Loader:
     """The share of one data rank in every step, as micro-batches of equal size.
 
-    data_rank, data_world: of the ranks that read different samples. threads: that read, a micro-batch each.
-    ahead: steps that are read before they are asked for. waited_s: seconds that the caller has waited so far.
+    seed: of the run; samples draw by that of the stage. data_rank, data_world: of the ranks that read
+    different samples. threads: that read, a micro-batch each. ahead: steps that are read before they are
+    asked for. waited_s: seconds that the caller has waited so far.
     Raises PlanError when a batch does not split into equal shares and micro-batches: then no rank starts.
     """
 
@@ -43,7 +44,8 @@ class Loader:
     ) -> None:
         self._own = share(stage, data_rank, data_world)
         self._micro = min(stage.micro, self._own.stop - self._own.start)
-        self._plan, self._reader, self._stage, self._preset, self._seed = plan, reader, stage, preset, seed
+        self._plan, self._reader, self._stage, self._preset = plan, reader, stage, preset
+        self._seed = stage.seed(seed)
         self._buffers = Buffers()
         self._threads, self._ahead = threads, ahead
         self.waited_s = 0.0

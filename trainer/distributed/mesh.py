@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from schemas.errors import UserError
 from trainer.config import ConfigError
+
+T = TypeVar("T")
 
 
 class StalledError(RuntimeError):
@@ -157,6 +161,24 @@ class Mesh:
         others = [f"rank {rank} has {other}" for rank, other in enumerate(given) if other != given[0]]
         if others:
             raise RanksDifferError(f"{what}: rank 0 has {given[0]}, {', '.join(others[:8])}; all must agree")
+
+    def first(self, work: Callable[[], T]) -> T:
+        """What the first rank finds, on every rank; an error that it ends with, too.
+
+        What depends on a disk is asked here alone: nodes do not see a new file of another at the same moment,
+        and ranks that decide by themselves run different branches. `work` must not wait for other ranks.
+        """
+        found: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                found[0] = work()
+            except (UserError, ConfigError, OSError) as error:
+                found[1] = error
+        if self.world > 1:
+            dist.broadcast_object_list(found, src=0, group=self.hosts)
+        if found[1] is not None:
+            raise found[1]
+        return cast(T, found[0])
 
     def mean(self, value: Tensor) -> Tensor:
         """Mean over all ranks of a tensor of one shape, the same on all."""

@@ -8,6 +8,7 @@ Source: spec/worldplay2.md d; spec/faults.md F8, F9.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
@@ -107,9 +108,30 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32)[None, None], index.to(torch.int32)[None, None].contiguous()
 
 
-# One compilation for each pair of lengths. fullgraph: past torch's limit of recompilations it raises, where
-# it would otherwise go on eagerly, with the full square in memory.
-_compiled_flex: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+COMPILATIONS = 64
+"""Of FlexAttention in a process, at most; torch's own limit is 8. Stage 3 of `a14b` has 8 pairs of lengths in
+training (6 with compressed memory, 2 of `memory_drop`), and stage 4 the same 6, each with and without
+gradient; their gates have 2 more, of one chunk, for two sizes of a batch: 20. Stages without a mask have
+none. Where only parts are trained, some inputs of blocks have no gradient: up to twice as many."""
+
+
+def compiled(backend: Any = "inductor") -> Callable[..., Tensor]:
+    """FlexAttention compiled once for each pair of lengths (and kind of input): see `COMPILATIONS`.
+
+    fullgraph: past the limit it raises, where it would otherwise go on eagerly, with the full square in
+    memory.
+    """
+    made = torch.compile(flex_attention, dynamic=False, fullgraph=True, backend=backend)
+
+    def run(query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask) -> Tensor:
+        # At the call, because torch's settings are those of a thread, and backward has threads of its own.
+        with torch._dynamo.config.patch(recompile_limit=COMPILATIONS):
+            return made(query, key, value, block_mask=block_mask)
+
+    return run
+
+
+_compiled_flex = compiled()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
@@ -127,6 +149,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
     if mask.blocks is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask.dense)
     else:
-        flex = _compiled_flex if q.is_cuda else flex_attention
+        # A block that is compiled itself has it in its own graph.
+        alone = q.is_cuda and not torch.compiler.is_compiling()
+        flex: Any = _compiled_flex if alone else flex_attention
         out = cast(Tensor, flex(q, k, v, block_mask=mask.blocks))
     return out.transpose(1, 2)

@@ -28,8 +28,9 @@ from trainer.objectives.sigma import draw_sigma
 MASK = 4
 """Channels of the condition that say whether a latent holds the image."""
 BUCKET = 16
-"""Compressed latents of stage 3 are padded to a multiple of this: five lengths serve histories of 0 to 32
-chunks, at the price of at most 15 x 91 tokens of some 34,000 (spec/faults.md F9)."""
+"""Compressed latents of stages 3 and 4 are padded to a multiple of this: six lengths serve histories of 0 to
+32 chunks (a history of 0, whose first chunk has no anchor, has one of its own), at the price of at most
+15 x 91 tokens of some 34,000 (spec/faults.md F9)."""
 
 
 Minimised = Callable[[Network, Preset, Batch, str, int, int], Loss]
@@ -71,6 +72,12 @@ def objective(stage: Stage) -> Minimised:
     if stage.objective not in chosen:
         raise ConfigError(f"stage {stage.name}: {stage.objective} is no flow matching of one network")
     return chosen[stage.objective]
+
+
+def bucketed(preset: Preset, history: int, chunks: int, bucket: int = BUCKET) -> Layout:
+    """`teacher_forced`, its compressed part padded to a whole number of buckets."""
+    past = teacher_forced(preset, history, chunks).count(Kind.CMP)
+    return teacher_forced(preset, history, chunks, -(-past // bucket) * bucket)
 
 
 def clip_loss(model: Network, preset: Preset, batch: Batch, expert: str, law: SigmaLaw, seed: int) -> Loss:
@@ -135,12 +142,10 @@ def chunk_loss(
     sink and anchors stay. Source: spec/worldplay2.md d, e, l.7.
     """
     chunks = _target(preset, batch)
-    layout = teacher_forced(preset, batch.history, chunks)
     if memory:
-        padded = -(-layout.count(Kind.CMP) // bucket) * bucket
-        layout = teacher_forced(preset, batch.history, chunks, padded)
+        layout = bucketed(preset, batch.history, chunks, bucket)
     else:
-        layout = layout.without(Kind.CMP)
+        layout = teacher_forced(preset, batch.history, chunks).without(Kind.CMP)
     return _matched(model, preset, batch, layout, Rule.CAUSAL, expert, law, seed)
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from trainer.config import Preset
 from trainer.curriculum import PddConfig, Solver
 from trainer.data.batch import Batch
-from trainer.model.layout import Kind, Layout, Rule, teacher_forced
+from trainer.model.layout import Kind, Layout, Rule
 from trainer.noise import keyed, noise_of
+from trainer.objectives.flow import bucketed
 from trainer.objectives.loss import Loss
 from trainer.objectives.passes import Network, forward
 from trainer.sampler import guided
@@ -78,7 +79,7 @@ def pdd_loss(
     student: with an interval head of the expert. teacher: the expert of stage 3, frozen.
     """
     chunks = batch.latents.shape[2] // preset.chunk - batch.history
-    layout = teacher_forced(preset, batch.history, chunks)
+    layout = bucketed(preset, batch.history, chunks)
     times = list(layout.only(Kind.PRED).times)
     clean, y, device = batch.latents[:, :, times], batch.condition[:, :, times], batch.latents.device
     places = draw_places(schedule, expert, batch.positions, chunks, seed)

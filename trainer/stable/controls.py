@@ -16,6 +16,10 @@ from trainer.curriculum import Law
 Rows = npt.NDArray[np.float32]
 
 
+class ControlsError(ValueError):
+    """Rows that cannot be made as long as a rollout."""
+
+
 def back(rows: Rows) -> Rows:
     """The way back from the end of [T, 6] rows to their start, [T - 1, 6]: the last motion first, every sign
     flipped; nobody jumps backwards. Row 0 is no motion, so it has no way back."""
@@ -29,12 +33,12 @@ def extended(rows: Rows, latents: int, law: Law, others: Callable[[], Iterator[R
     """[latents, 6]: recorded rows [T, 6], cut, or extended by a law. others: rows of other clips of the game,
     asked for by JOINED alone; their idle row 0 is left out and the perspective of the first clip kept.
 
-    Raises ValueError when rows are too short to be extended, or the others run out.
+    Raises ControlsError when rows are too short to be extended, or the others run out.
     """
     if len(rows) >= latents:
         return rows[:latents]
     if len(rows) < 2:
-        raise ValueError(f"{len(rows)} action rows cannot be extended to {latents}: at least 2 needed")
+        raise ControlsError(f"{len(rows)} action rows cannot be extended to {latents}: at least 2 needed")
     parts, length = [rows], len(rows)
     for part in _ways(rows) if law is Law.OUT_AND_BACK else (more[1:] for more in others()):
         parts.append(part)
@@ -42,7 +46,7 @@ def extended(rows: Rows, latents: int, law: Law, others: Callable[[], Iterator[R
         if length >= latents:
             break
     else:
-        raise ValueError(f"clips of the game have {length} action rows in all, {latents} are asked for")
+        raise ControlsError(f"clips of the game have {length} action rows in all, {latents} are asked for")
     out = np.concatenate(parts)[:latents]
     out[:, PERSPECTIVE] = rows[0, PERSPECTIVE]
     return out

@@ -11,16 +11,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from schemas.errors import UserError
-from trainer.checkpoint import Checkpoints, Saved
-from trainer.checkpoint_files import Entry
+from trainer.checkpoint import Checkpoints, Saved, folder_name, list_steps, read_saved
+from trainer.checkpoint_files import CheckpointError, Entry
 from trainer.codec.base import Codec
 from trainer.config import Preset
 from trainer.curriculum import Stage
@@ -28,23 +29,24 @@ from trainer.data.batch import Batch
 from trainer.distributed.mesh import Mesh, Parallel
 from trainer.distributed.parallelize import accumulate
 from trainer.ema import Ema
-from trainer.export import SCHEDULE
-from trainer.loop import Stopped
-from trainer.metrics import MetricsLog, memory_gb
+from trainer.export import SCHEDULE, same_schedule
+from trainer.loop import NotFiniteError, SaveClock, Stopped
+from trainer.metrics import MetricsLog, forget_peak, memory_gb
 from trainer.model.wan import WanModel
 from trainer.noise import keyed
 from trainer.objectives.passes import Network
-from trainer.optim import Parked, clip_gradients, learning_rate, make_optimizer, park, set_rate
+from trainer.optim import OptimError, Parked, clip_gradients, learning_rate, make_optimizer, park, set_rate
 from trainer.parameters import local, named_parameters
 from trainer.rollout import Scene
 from trainer.schedule import PddSchedule, Sigma
 from trainer.stable.played import Played, Snapshot, play
 from trainer.stable.scores import Scored, clip_batch, clips_of, critic_loss, draw_level
 from trainer.stable.step import recorded, replay_all, score
-from trainer.stable.watch import Pictures, Reading, Rule, Watch, WatchConfig
+from trainer.stable.watch import Critic, Late, Pictures, Reading, Rule, Watch, WatchConfig
 from trainer.state import TrainState
 
-FAKE, WATCH = "fake/", "watch"
+FAKE, WATCH, STOPPED = "fake/", "watch", "stopped"
+_SHOWN = 4  # samples that an error names
 PROBES = (Sigma(0.95), Sigma(0.5))
 """Noise levels at which the fake score is watched: one of each expert, in the middle of what it is asked."""
 
@@ -55,7 +57,7 @@ class WatchError(UserError):
 
 @dataclass(frozen=True)
 class StableTask:
-    """What a run of stage 5 is. folder: of its metrics. teacher: pictures of the teacher's samples. critics:
+    """What a run of stage 5 is. folder: of its metrics. teacher: what its samples look like. critics:
     parameters that are trained of each fake score: the network itself, or its low-rank additions."""
 
     stage: Stage
@@ -65,10 +67,11 @@ class StableTask:
     schedule: PddSchedule
     codec: Codec
     folder: Path
-    teacher: Pictures
+    teacher: Late
     watch: WatchConfig = field(default_factory=WatchConfig)
     save_every: int = 20
     host_ema: bool = False
+    save_minutes: float = 15.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Roles:
 @dataclass(frozen=True)
 class StableRecord:
     """One step. sizes: mean |g| by noise level. critic: mean loss of the fake score's updates. before, after,
-    real: as in `Reading`. motion, saturation, sharpness: by chunk. seconds: of each part."""
+    real, updates: by expert, as in `watch.Critic`. motion .. drift: by chunk, as in `watch.Pictures`.
+    seconds: of each part."""
 
     stage: str
     step: int
@@ -105,14 +109,16 @@ class StableRecord:
     waited: bool
     sizes: dict[str, float]
     critic: float
-    before: float
-    after: float
-    real: float
+    before: dict[str, float]
+    after: dict[str, float]
+    real: dict[str, float]
+    updates: dict[str, int]
     grad_norm: dict[str, float]
     lr: float
     motion: tuple[float, ...]
     saturation: tuple[float, ...]
     sharpness: tuple[float, ...]
+    drift: tuple[float, ...]
     memory_gb: float
     seconds: dict[str, float]
 
@@ -124,19 +130,23 @@ class StableRecord:
         """For a terminal."""
         norms = ", ".join(f"{name} {norm:.3g}" for name, norm in self.grad_norm.items())
         spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
+        scores = ", ".join(
+            f"{name} {self.before[name]:.4f} to {self.after[name]:.4f} (real {self.real[name]:.4f})"
+            for name in self.before
+        )
         return (
-            f"fake score {self.before:.4f} to {self.after:.4f} (real {self.real:.4f}), "
+            f"fake score {scores}, "
             f"{'student waits' if self.waited else f'gradient {norms}'}, {self.memory_gb:.1f} GB, s: {spent}"
         )
 
     def scalars(self) -> Sequence[tuple[str, float]]:
         """For TensorBoard."""
-        plain = ("left_out", "critic", "before", "after", "real", "lr", "memory_gb")
+        plain = ("left_out", "critic", "lr", "memory_gb")
         found = [(name, float(getattr(self, name))) for name in plain]
-        for name in ("sizes", "grad_norm", "seconds"):
+        for name in ("sizes", "before", "after", "real", "grad_norm", "seconds"):
             found += [(f"{name}/{key}", value) for key, value in getattr(self, name).items()]
-        late = Pictures(self.motion, self.saturation, self.sharpness).late()
-        return [*found, *zip(("late_motion", "late_saturation", "late_sharpness"), late)]
+        late = Pictures(self.motion, self.saturation, self.sharpness, self.drift).late()
+        return [*found, *((f"late_{name}", value) for name, value in vars(late).items())]
 
 
 @dataclass(frozen=True)
@@ -155,15 +165,18 @@ def train_stable(
     scenes: Callable[[int], Sequence[Scene]],
     checkpoints: Mapping[str, Checkpoints],
     hooks: StableHooks,
+    from_step: int | None = None,
 ) -> None:
-    """Train to the stage's last step. scenes: what this data rank rolls out at a step, one
-    scene after another.
+    """Train to the stage's last step. scenes: what this data rank rolls out at a step, one scene after
+    another. checkpoints: by expert, each beside the others. from_step: go on from this one, not the newest.
 
     Every rank calls it. Raises WatchError where a watchdog ends the run, after saving; Stopped when asked;
-    OptimError on a gradient that is no number, CheckpointError.
+    NotFiniteError on a gradient that is no number, CheckpointError.
     """
     run = _Run(task, roles, mesh, hooks)
-    first = run.resume(checkpoints)
+    first = run.resume(checkpoints, from_step)
+    forget_peak(mesh.device)
+    clock = SaveClock(task.save_minutes)
     log = MetricsLog(task.folder, first) if mesh.rank == 0 else None
     try:
         for step in range(first, task.stage.steps):
@@ -171,28 +184,50 @@ def train_stable(
             if log is not None:
                 log.write(record)
                 hooks.seen(record)
-            asked = bool(mesh.gather(torch.tensor([float(hooks.stop())], device=mesh.device)).any())
+            told = torch.tensor([float(hooks.stop()), float(clock.due())], device=mesh.device)
+            asked, due = mesh.gather(told).bool().any(0).tolist()
             done = step + 1
-            if done % task.save_every == 0 or done == task.stage.steps or asked or stopped:
-                run.save(done, checkpoints)
+            if done % task.save_every == 0 or done == task.stage.steps or asked or stopped or due:
+                run.save(done, checkpoints, _figures(stopped))
+                clock.saved()
             if stopped or asked:
-                for kept in checkpoints.values():
-                    kept.wait()
+                _wait(checkpoints)
                 if stopped:
                     raise WatchError(
-                        f"stage {task.stage.name}, step {step}: "
-                        + "; ".join(f"{rule}: {why}" for rule, why in stopped.items())
-                        + f". Saved; look at {task.folder / 'metrics.jsonl'} and docs/curriculum.md"
+                        f"stage {task.stage.name}, step {step}: {_figures(stopped)}. Saved; look at "
+                        f"{task.folder / 'metrics.jsonl'} and docs/curriculum.md"
                     )
                 raise Stopped(
                     f"stopped at step {done} of {task.stage.steps} of stage {task.stage.name}; "
                     "the same command goes on from here"
                 )
-        for kept in checkpoints.values():
-            kept.wait()
+        _wait(checkpoints)
     finally:
         if log is not None:
             log.__exit__(None, None, None)
+
+
+def ended_by(stage: str, folders: Sequence[Path]) -> str | None:
+    """Where a watchdog ended a run: a line of what it saw and what to do. None where none did. folders: the
+    checkpoints of all experts."""
+    common = sorted(set.intersection(*(set(list_steps(folder)[0]) for folder in folders)))
+    saved = read_saved(folders[0] / folder_name(common[-1])) if common else None
+    if saved is None or not saved.note.get(STOPPED):
+        return None
+    advice = f"give --step {common[-2]} to go on from there" if common[1:] else "begin anew in another folder"
+    return (
+        f"stage {stage} was ended behind step {saved.step - 1}: {saved.note[STOPPED]}. Change what "
+        f"docs/curriculum.md says, and {advice}"
+    )
+
+
+def _figures(stopped: Mapping[Rule, str]) -> str:
+    return "; ".join(f"{rule}: {why}" for rule, why in stopped.items())
+
+
+def _wait(checkpoints: Mapping[str, Checkpoints]) -> None:
+    for kept in checkpoints.values():
+        kept.wait()
 
 
 @dataclass(frozen=True)
@@ -240,7 +275,7 @@ class _Run:
     def __init__(self, task: StableTask, roles: Roles, mesh: Mesh, hooks: StableHooks) -> None:
         self.task, self.roles, self.mesh, self.hooks = task, roles, mesh, hooks
         self.config = task.stage.stable
-        self.watch = Watch(task.watch, task.teacher)
+        self.watch = Watch(task.watch, task.teacher, tuple(roles.student))
         self.student: dict[str, TrainState] = {}
         self.fake: dict[str, TrainState] = {}
         for name, model in roles.student.items():
@@ -258,29 +293,42 @@ class _Run:
 
     # --- state --------------------------------------------------------------------------------------------
 
-    def resume(self, checkpoints: Mapping[str, Checkpoints]) -> int:
-        """Load the newest step that all experts have. Returns the step to go on with."""
-        newest = {name: kept.newest() for name, kept in checkpoints.items()}
-        if any(saved is None for saved in newest.values()):
-            for name in (n for n, saved in newest.items() if saved is not None):
-                checkpoints[name].rewind(0)  # a kill between the first saves of two experts
-            return 0
-        step = min(saved.step for saved in newest.values() if saved is not None)
-        for name, saved in newest.items():
-            assert saved is not None
-            if saved.step != step:
-                saved = checkpoints[name].at(step)
-                checkpoints[name].rewind(step)
+    def resume(self, checkpoints: Mapping[str, Checkpoints], asked: int | None) -> int:
+        """Load the newest step that all experts have, or the one that is asked for, and set later ones aside.
+        Returns the step to go on with. Raises CheckpointError, and then no file was changed."""
+        if asked is None:
+            newest = {name: kept.newest() for name, kept in checkpoints.items()}
+            there = {name: saved for name, saved in newest.items() if saved is not None}
+            if len(there) < len(newest):  # a kill between the first saves of two experts
+                for name in there:
+                    checkpoints[name].rewind(0)
+                return 0
+            step = min(saved.step for saved in there.values())
+            found = {n: s if s.step == step else checkpoints[n].at(step) for n, s in there.items()}
+        else:
+            step, found = asked, {name: kept.at(asked) for name, kept in checkpoints.items()}
+        state = torch.zeros_like(self.watch.state())
+        for saved in found.values():
+            same_schedule(saved, self.task.schedule)
+            if saved.entries[WATCH].shape != tuple(state.shape):
+                raise CheckpointError(
+                    f"{saved.path} has a watch of another `watch.window` than {self.task.watch.window}: give "
+                    "the one that the run began with"
+                )
+        for name, saved in found.items():
             self.student[name].load(saved)
             self.fake[name].load(_View(saved, FAKE))  # type: ignore[arg-type]
-            state = torch.zeros_like(self.watch.state())
             saved.read({WATCH: state})
-            self.watch.load(state)
             self.waits = bool(saved.note["waits"])
+        self.watch.load(state)
+        for kept in checkpoints.values():
+            kept.rewind(step)
         self.hooks.say(f"stage {self.task.stage.name}: goes on from step {step}")
         return step
 
-    def save(self, done: int, checkpoints: Mapping[str, Checkpoints]) -> None:
+    def save(self, done: int, checkpoints: Mapping[str, Checkpoints], stopped: str) -> None:
+        """stopped: what ended the run, empty where nothing did."""
+        _wait(checkpoints)  # all have the last step before any begins the next
         for name, kept in checkpoints.items():
             student, fake = self.student[name], self.fake[name]
             tensors = student.tensors() | {FAKE + k: v for k, v in fake.tensors().items()}
@@ -291,6 +339,7 @@ class _Run:
                 FAKE: fake.note(),
                 SCHEDULE: asdict(self.task.schedule),
                 "waits": self.waits,
+                STOPPED: stopped,
             }
             kept.save(done, tensors | {WATCH: self.watch.state()}, note)
 
@@ -302,7 +351,7 @@ class _Run:
     @contextmanager
     def waiting(self, active: tuple[str, ...]) -> Iterator[None]:
         """Inside, experts whose turn it is not wait on the host with their moments, and copies are read in
-        their place. Source: spec/worldplay2.md n.4."""
+        their place. What has no copy, additions, is small and stays. Source: spec/worldplay2.md n.4."""
         if self.roles.readers is None:
             yield
             return
@@ -312,13 +361,13 @@ class _Run:
             (self.student, readers.student, models[0]),
             (self.fake, readers.fake, models[1]),
         ):
-            for name, state in states.items():
+            for name, copy in copies.items():
+                state = states[name]
                 if name in active:
-                    parked += [park(copies[name])] if name in copies else []
+                    parked.append(park(copy))
                     continue
-                if name in copies:
-                    _copy(state.model, copies[name])
-                    read[name] = copies[name]
+                _copy(state.model, copy)
+                read[name] = copy
                 parked.append(park(state.model, state.optimizer))
         self.student_read, self.fake_read = models
         try:
@@ -337,32 +386,26 @@ class _Run:
     def _step(self, step: int, scenes: Sequence[Scene]) -> tuple[StableRecord, Mapping[Rule, str]]:
         """One rollout at a time is played, scored and replayed; then the fake score sees all of them, and the
         student moves, unless it must wait. So nothing depends on how ranks and passes cut the step."""
-        task, roles, seed = self.task, self.roles, self.task.seed
+        task, roles = self.task, self.roles
         self.mesh.meet(f"step {step}")
         waited, spent, looked = self.waits, _Clock(), list[Pictures]()
         scored: list[Scored] = []
         seen: list[Played] = []
         for place, scene in enumerate(scenes):
-            played = play(
-                task.preset, self.student_read, task.codec, scene, task.schedule, seed, step, looked.append
-            )
-            spent.add("rollout")
-            found = score(task.preset, roles.real, self.fake_read, played, self.config, seed, step)
+            last = place == len(scenes) - 1
+            video, found = self._rollout(step, scene, len(scenes), looked.append, spent, last=last)
+            seen.append(video)
             scored += found
-            spent.add("score")
-            if not waited:
-                self._replay(step, played, found, len(scenes), last=place == len(scenes) - 1)
-            seen.append(replace(played, caches={}))  # what is left is small
-            spent.add("replay")
         before, real = self._probe(self.fake_read, seen, step), self._probe(roles.real, seen, step)
-        critic = self._critic(step, seen)
+        critic, updates = self._critic(step, seen)
         after = self._probe(self.fake_read, seen, step)
         spent.add("critic")
-        norms = {} if waited else self._move(step)
+        norms = {} if waited else self._move(step, seen, scored)
         spent.add("replay")
         pictures = self._mean_pictures(looked)
         clips, left_out = self._counts(scored)
-        verdict = self.watch.read(Reading(before, after, real, clips, left_out, pictures))
+        critics = {n: Critic(before[n], after[n], real[n], updates[n]) for n in before}
+        verdict = self.watch.read(Reading(critics, clips, left_out, pictures.late()))
         self.waits = bool(verdict.paused)
         record = StableRecord(
             task.stage.name,
@@ -375,15 +418,49 @@ class _Run:
             before,
             after,
             real,
+            updates,
             norms,
             learning_rate(task.stage.optim, step, task.stage.steps),
             pictures.motion,
             pictures.saturation,
             pictures.sharpness,
+            pictures.drift,
             memory_gb(self.mesh.device),
             dict(spent.seconds),
         )
         return record, verdict.stopped
+
+    def _rollout(
+        self,
+        step: int,
+        scene: Scene,
+        rollouts: int,
+        looked: Callable[[Pictures], None],
+        spent: _Clock,
+        *,
+        last: bool,
+    ) -> tuple[Played, list[Scored]]:
+        """One rollout, played, scored and replayed. Its caches, of which only one may be alive, end here, and
+        so do the gradients of its clips: returned is what is small."""
+        task, seed = self.task, self.task.seed
+        played = play(
+            task.preset,
+            self.student_read,
+            task.codec,
+            scene,
+            task.schedule,
+            seed,
+            step,
+            looked,
+            self.mesh.device,
+        )
+        spent.add("rollout")
+        scored = score(task.preset, self.roles.real, self.fake_read, played, self.config, seed, step)
+        spent.add("score")
+        if not self.waits:
+            self._replay(step, played, scored, rollouts, last=last)
+        spent.add("replay")
+        return played.video(), [replace(one, gradient=one.gradient.new_empty(0)) for one in scored]
 
     def _replay(
         self, step: int, played: Played, scored: tuple[Scored, ...], rollouts: int, *, last: bool
@@ -402,23 +479,26 @@ class _Run:
 
         replay_all(task.preset, {n: self.roles.student[n] for n in left}, played, scored, backward, newest)
 
-    def _move(self, step: int) -> dict[str, float]:
+    def _move(self, step: int, seen: Sequence[Played], scored: Sequence[Scored]) -> dict[str, float]:
         """One step of each student that has gradients. Returns their norms."""
         optim, norms = self.task.stage.optim, {}
         for name in self.active(step):
             state = self.student[name]
             if all(p.grad is None for p in state.model.parameters()):
                 continue  # no chunk recorded a step of this expert: on every rank
-            norms[name] = clip_gradients(state.model, optim.clip)
+            levels = [one.sigma for one in scored]
+            norms[name] = self._clipped(state.model, f"student {name}", step, seen, levels)
             set_rate(state.optimizer, learning_rate(optim, step, self.task.stage.steps))
             state.optimizer.step()
             state.optimizer.zero_grad(set_to_none=True)
             state.ema.update(state.model, step)
         return norms
 
-    def _critic(self, step: int, rollouts: Sequence[Played]) -> float:
-        """Several updates of the fake score, each on one clip of every rollout. Returns their mean loss."""
+    def _critic(self, step: int, rollouts: Sequence[Played]) -> tuple[float, dict[str, int]]:
+        """Several updates of the fake score, each on one clip of every rollout. Returns their mean loss, and
+        how many each expert had."""
         config, preset, seed, losses = self.config, self.task.preset, self.task.seed, []
+        updates = dict.fromkeys(self.fake, 0)
         active = self.active(step)
         only = active[0] if len(active) == 1 else None
         for k in range(config.critic_steps):
@@ -434,23 +514,50 @@ class _Run:
                 loss = critic_loss(model, preset, batch, sigma, seed, step, k, "critic").mean()
                 (loss / len(rollouts)).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach() / len(rollouts)
-            clip_gradients(state.model, self.task.stage.optim.clip)
+            self._clipped(state.model, f"fake score {preset.expert(sigma)}", step, rollouts, [sigma])
             state.optimizer.step()
             state.optimizer.zero_grad(set_to_none=True)
             losses.append(float(self.mesh.mean(total)))
-        return math.fsum(losses) / max(1, len(losses))
+            updates[preset.expert(sigma)] += 1
+        return math.fsum(losses) / max(1, len(losses)), updates
+
+    def _clipped(
+        self, model: nn.Module, what: str, step: int, seen: Sequence[Played], levels: Sequence[Sigma]
+    ) -> float:
+        """The norm of all gradients before clipping. Raises NotFiniteError, on every rank, with step,
+        samples and noise levels."""
+        try:
+            return clip_gradients(model, self.task.stage.optim.clip)
+        except OptimError as error:
+            parts: list[list[str]] = [[] for _ in range(self.mesh.world)]
+            dist.all_gather_object(parts, [_title(video.scene) for video in seen])
+            names = list(dict.fromkeys(name for part in parts for name in part))
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            raise NotFiniteError(
+                f"stage {self.task.stage.name}, {what}, step {step}: {error}; samples "
+                f"{'; '.join(names[:_SHOWN])}{more}, scored at sigma "
+                f"{', '.join(f'{level:.4f}' for level in sorted(set(levels)))}. The newest checkpoint is "
+                f"untouched: give --redraw {self.task.stage.name}/all/{step} for other samples, or a "
+                "lower rate or float32 with --accept-changes (--step N goes further back)"
+            ) from None
 
     @torch.no_grad()
-    def _probe(self, models: Mapping[str, Network], rollouts: Sequence[Played], step: int) -> float:
-        """Loss of a score on the last clip of every rollout, at fixed levels and the noise of the step."""
-        preset, total = self.task.preset, torch.zeros((), device=self.mesh.device)
+    def _probe(
+        self, models: Mapping[str, Network], rollouts: Sequence[Played], step: int
+    ) -> dict[str, float]:
+        """Loss of every expert of a score on the last clip of each rollout, at its levels of `PROBES` and the
+        noise of the step."""
+        preset = self.task.preset
+        total = {name: torch.zeros((), device=self.mesh.device) for name in models}
+        levels = [preset.expert(sigma) for sigma in PROBES]
         for played in rollouts:
             clips = clips_of(played, preset, self.config.clip)
             batch: Batch = clip_batch(played, preset, clips - 1, self.config.clip)
             for sigma in PROBES:
-                model = models[preset.expert(sigma)]
-                total += critic_loss(model, preset, batch, sigma, self.task.seed, step, "probe").mean()
-        return float(self.mesh.mean(total / len(PROBES) / len(rollouts)))
+                name = preset.expert(sigma)
+                loss = critic_loss(models[name], preset, batch, sigma, self.task.seed, step, "probe").mean()
+                total[name] += loss / levels.count(name) / len(rollouts)
+        return {name: float(self.mesh.mean(value)) for name, value in total.items()}
 
     def _by_level(self, scored: Sequence[Scored]) -> dict[str, float]:
         """Mean |g| by noise level, in quarters of [0, 1], over all ranks, which share levels."""
@@ -463,7 +570,7 @@ class _Run:
 
     def _mean_pictures(self, pictures: list[Pictures]) -> Pictures:
         """Over the rollouts of a step on all ranks, so that all judge alike."""
-        values = torch.tensor([[p.motion, p.saturation, p.sharpness] for p in pictures]).mean(0)
+        values = torch.tensor([astuple(p) for p in pictures]).mean(0)
         mean = self.mesh.mean(values.to(self.mesh.device)).tolist()
         return Pictures(*(tuple(row) for row in mean))
 
@@ -473,6 +580,10 @@ class _Run:
         numbers = torch.tensor([counts.numel(), int((~counts).sum())], dtype=torch.float64)
         clips, left = self.mesh.gather(numbers.to(self.mesh.device)).sum(0).tolist()
         return int(clips), int(left)
+
+
+def _title(scene: Scene) -> str:
+    return scene.name or f"at position {', '.join(map(str, scene.positions))}"
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ by (seed, step, chunk), the state that it started from is kept. Source: spec/wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,12 +45,16 @@ class Played:
 
     @property
     def chunks(self) -> int:
-        return len(self.snapshots)
+        return len(self.scene.prompts)
 
     @property
     def clean(self) -> Tensor:
         """[B, 16, T, H, W]."""
         return self.full[:, :16]
+
+    def video(self) -> Played:
+        """What was made, without the states and caches that replay alone reads."""
+        return replace(self, snapshots=(), caches={})
 
 
 def replayed_block(schedule: PddSchedule, seed: int, step: int, chunk: int) -> Block:
@@ -69,22 +73,25 @@ def play(
     seed: int,
     step: int,
     looked: Callable[[Pictures], None] = lambda pictures: None,
+    device: torch.device | None = None,
 ) -> Played:
     """The videos of a scene by four steps a chunk. seed, step: key the noise and the replayed steps. looked:
     told what the videos look like, whose pixels are not kept."""
     noise_seed = int(torch.randint(2**62, (), generator=keyed(seed, step, "rollout")))
-    rollout = Rollout(preset, students, codec, scene, Settings(noise_seed, few=schedule))
+    rollout = Rollout(preset, students, codec, scene, Settings(noise_seed, few=schedule), device=device)
     full: list[Tensor] = []
     low: list[Tensor] = []
     snapshots: list[Snapshot] = []
-    pictures: list[Pictures] = []
-    for chunk in rollout.chunks():
-        block = replayed_block(schedule, seed, step, chunk.index)
-        snapshots.append(Snapshot(chunk.index, block, chunk.states[block.index]))
-        full.append(chunk.full)
-        pictures.append(Pictures.of([chunk.pixels]))
-        if chunk.low is not None:
-            low.append(chunk.low)
-    looked(Pictures.joined(pictures))
+
+    def painted() -> Iterator[Tensor]:
+        for chunk in rollout.chunks():
+            block = replayed_block(schedule, seed, step, chunk.index)
+            snapshots.append(Snapshot(chunk.index, block, chunk.states[block.index]))
+            full.append(chunk.full)
+            if chunk.low is not None:
+                low.append(chunk.low)
+            yield chunk.pixels
+
+    looked(Pictures.of(painted()))
     low = low or [full[0].new_zeros(len(full[0]), full[0].shape[1], 0, *preset.geometry.low_latent)]
     return Played(scene, torch.cat(full, 2), torch.cat(low, 2), tuple(snapshots), rollout.caches)
