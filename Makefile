@@ -43,7 +43,8 @@ demo-train: demo
 	  --starts docs/example --trajectories 4 --out $(DEMO)/revisit
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak"
+	$(BIN)/python -m pytest -m "alone and not soak"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone and not soak"
 
 # The oldest torch that the trainer runs on, in an environment of its own.
 test-torch211: $(OLD_TORCH)/.ready

@@ -20,6 +20,8 @@ from tests.jobs.train_corpus import write_corpus
 from trainer.metrics import read_rows
 from trainer.run_folder import RunFolder
 
+pytestmark = pytest.mark.alone
+
 STEPS = 6
 
 

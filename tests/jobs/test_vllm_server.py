@@ -38,7 +38,7 @@ from tests.jobs.caption_corpus import CLIPS, ROOT, attempts, config, make_corpus
 from tests.jobs.event_sets import WITH, Painted, event_set
 from tests.tiny_vlm import build
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 
 
