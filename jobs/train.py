@@ -24,6 +24,7 @@ import torch
 from jobs.model import checked_device
 from jobs.train_config import TrainConfig, TrainError, plain
 from jobs.train_data import TrainingData
+from jobs.train_disk import OnDisk
 from jobs.train_look import Looker, codec_of
 from jobs.train_stable import check_stage, run_stable, with_bank
 from jobs.train_weights import from_files, from_run, unfilled
@@ -44,9 +45,10 @@ from trainer.objectives.flow import Minimised
 from trainer.objectives.loss import Loss
 from trainer.objectives.passes import Network
 from trainer.objectives.pdd import pdd_loss
-from trainer.run_folder import CHANGES, REDRAWN, RUN, RunFolder, read_json, write_json
+from trainer.run_folder import CHANGES, REDRAWN, RunFolder, write_json
 from trainer.schedule import PddSchedule, schedule_of
-from trainer.stable.loop import WatchError, ended_by
+from trainer.stable.loop import WatchError
+from trainer.stable.state import ended_by
 
 
 @dataclass(frozen=True)
@@ -151,16 +153,16 @@ class _Run:
         self.stages = config.selected(options.span, options.steps)
         self.experts = _experts(self.preset, options.experts)
         self.folder = RunFolder(options.out)
-        self.known: Mapping[str, Any] = {}  # run.json
         self.sources: Mapping[str, str | Path] = {}
         self._step = options.step
         self.data = TrainingData.open(options.corpus, config.data, self.preset)
+        self.disk = OnDisk(self.folder, self.preset, self.stages, self.experts, options)
 
     def all_stages(self) -> None:
         self._check()
         self.mesh.meet("the start of the run")
         for stage in self.stages:
-            self.mesh.first(partial(self._needs_gate, stage))
+            self.mesh.first(partial(self.disk.needs_gate, stage, self.sources[stage.name]))
             if stage.objective is Objective.STABLE:
                 self._heard(f"stage {stage.name}")
                 self._stable(stage)
@@ -174,7 +176,7 @@ class _Run:
 
     def _check(self) -> None:
         """Refuse what cannot work, say what will be drawn, remember what this run is."""
-        self.sources = self.mesh.first(lambda: {s.name: self._source(s) for s in self.stages})
+        self.sources = self.mesh.first(lambda: {s.name: self.disk.source(s) for s in self.stages})
         for stage in self.stages:
             plan = self.data.plan(stage, self.preset, self.config.seed, self.mesh.data_world)
             self.told.say(f"{plan.describe(stage.steps)}; starts from {self.sources[stage.name]}")
@@ -187,54 +189,20 @@ class _Run:
                     f"of its latents ({self.data.codec}): give `look: {{codec: KIND:PATH}}`"
                 )
             for what in ("score", "teacher"):
-                self.mesh.first(partial(self._known, stage, what, getattr(stage.stable, what)))
+                self.mesh.first(partial(self.disk.known, stage, what, getattr(stage.stable, what)))
             check_stage(stage, self.preset, self.data.train)
         if not self.data.is_held_out:
             self.told.say(
                 "fewer than two clips are held out (split val, or a share of the recordings where there is "
                 "none): gates and videos are of clips that were trained on"
             )
-        self.known = self.mesh.first(self._remember)
-        for change in self.known[CHANGES]:
+        known = self.mesh.first(lambda: self.disk.remember(self._identity()))
+        for change in known[CHANGES]:
             since = ", ".join(f"{s}/{e}/{k}" for s, steps in change["from"].items() for e, k in steps.items())
             self.told.say(f"accepted before: {'; '.join(change['settings'])}, from {since}")
-        for place, times in self.known[REDRAWN].items():
+        for place, times in known[REDRAWN].items():
             self.told.say(f"{place} draws other samples at step {', '.join(times)}")
-        self.data = replace(self.data, redrawn=self.known[REDRAWN])
-
-    def _remember(self) -> dict[str, Any]:
-        options = self.options
-        return self.folder.remember(
-            self._identity(), self._at(), accept=options.accept_changes, redraw=options.redraw
-        )
-
-    def _at(self) -> dict[str, dict[str, int]]:
-        """By stage and expert, the step from which training goes on; stage 5 trains "all" at once."""
-        found: dict[str, dict[str, int]] = {}
-        asked = self._step  # of the first that is not finished, or of stage 5
-        for stage in self.stages:
-            at, together = {}, stage.objective is Objective.STABLE
-            for expert in self.preset.experts:
-                steps = list_steps(self.folder.checkpoints(stage.name, expert))[0]
-                at[expert] = steps[-1] if steps else 0
-                if together or (expert in self.experts and at[expert] < stage.steps):
-                    at[expert] = asked if asked in steps else at[expert]
-                    asked = asked if together else None
-            found[stage.name] = {"all": min(at.values())} if together else at
-        return found
-
-    def _known(self, stage: Stage, what: str, source: str) -> None:
-        """Refuse weights that will not be there when a stage wants them."""
-        if source in {s.name for s in STAGES}:
-            before = [s.name for s in self.stages[: self.stages.index(stage)]]
-            known = source in before or all(self._is_finished(source, e) for e in self.experts)
-        else:
-            known = Path(source).exists()
-        if not known:
-            raise TrainError(
-                f"stage {stage.name}: `stable: {{{what}: {source}}}` is no finished stage of "
-                f"{self.options.out} and no path of exported weights"
-            )
+        self.data = replace(self.data, redrawn=known[REDRAWN])
 
     def _identity(self) -> dict[str, Any]:
         stages = plain(self.config)["stages"]
@@ -257,45 +225,11 @@ class _Run:
             "stages": found,
         }
 
-    def _source(self, stage: Stage) -> str | Path:
-        """What a stage starts from: the name of a stage, a path of weights, or "fresh weights". For the first
-        rank."""
-        names = [s.name for s in self.stages]
-        here = stage.start in names or (
-            stage.start is not None and all(self._is_finished(stage.start, e) for e in self.experts)
-        )
-        if here and not (self.options.init is not None and stage is self.stages[0]):
-            return _after(stage)
-        if self.options.init is not None:
-            return self.options.init.absolute()
-        if stage.start is None:
-            return "fresh weights"
-        alone = stage.objective not in (Objective.PDD, Objective.STABLE)  # these read it at every step
-        if alone and all(self._has_begun(stage.name, e) for e in self.experts):
-            return str(self.folder.read()["stages"][stage.name]["start_weights"])
-        raise TrainError(
-            f"stage {stage.name} starts from stage {stage.start}, which {self.options.out} has not finished: "
-            "train it first, or give --init WEIGHTS"
-        )
-
     # --- one expert ---------------------------------------------------------------------------------------
 
     def _finished(self, stage: str, expert: str) -> bool:
         """Has an expert come to the last step that the run remembers for a stage; the same on every rank."""
-        return self.mesh.first(lambda: self._is_finished(stage, expert))
-
-    def _is_finished(self, stage: str, expert: str) -> bool:
-        """For the first rank."""
-        steps = [s.steps for s in self.stages if s.name == stage]
-        if not steps and (self.folder.path / RUN).is_file():
-            known = self.folder.read()["stages"]
-            steps = [known[stage]["steps"]] if stage in known else []
-        done = list_steps(self.folder.checkpoints(stage, expert))[0]
-        return bool(steps) and done[-1:] == steps
-
-    def _has_begun(self, stage: str, expert: str) -> bool:
-        """Is there a checkpoint of it to go on from. For the first rank."""
-        return bool(list_steps(self.folder.checkpoints(stage, expert))[0])
+        return self.mesh.first(lambda: self.disk.finished(stage, expert))
 
     def _heard(self, where: str) -> None:
         """Raises Stopped where a rank was asked to while nothing was trained: in a load, a gate, a video."""
@@ -315,7 +249,7 @@ class _Run:
         self.told.begin(stage, expert)
         config, mesh = self.config, self.mesh
         # What goes on needs no weights to start from, and an earlier stage may be gone by then.
-        begun = self.mesh.first(lambda: self._has_begun(stage.name, expert))
+        begun = self.mesh.first(lambda: self.disk.begun(stage.name, expert))
         model = unfilled(self.preset) if begun else self.start(stage, expert)
         minimise, note = None, {}
         if stage.objective is Objective.PDD:
@@ -480,40 +414,9 @@ class _Run:
             return None
         return Looker.of(self.data, self.preset, self.config.look, self.config.seed, self.mesh, self.told.say)
 
-    def _needs_gate(self, stage: Stage) -> None:
-        """Raises TrainError where the stage before has not passed its gate, which no override names. For the
-        first rank."""
-        known = self.known["stages"]
-        if (
-            stage.start is None
-            or stage.start not in known
-            or not known[stage.start]["gate"]
-            or self.sources[stage.name] != _after(stage)
-        ):
-            return
-        name, file = known[stage.start]["gate"], self._gate_file(stage.start)
-        if name in self.options.overrides:
-            return
-        if not file.is_file():
-            if any(self._has_begun(stage.name, e) for e in self.experts):
-                return  # behind the gate
-            raise TrainError(
-                f"stage {stage.name} does not start: gate {name} of stage {stage.start} was not measured: "
-                f"run --stages {stage.start} again, or give --gate-override {name}"
-            )
-        found = read_json(file)
-        if not found["passed"]:
-            raise TrainError(
-                f"stage {stage.name} does not start: gate {found['name']} of stage {stage.start} failed "
-                f"({found['detail']}); look at {file}, or give --gate-override {found['name']}"
-            )
-
-    def _gate_file(self, stage: str) -> Path:
-        return self.folder.gate(stage, self.experts if self.experts != self.preset.experts else ())
-
     def _gate(self, stage: Stage) -> None:
         """Measure the experts after a stage, once."""
-        file = self._gate_file(stage.name)
+        file = self.disk.gate(stage.name)
         self.mesh.meet(f"the gate of stage {stage.name}")
         if not stage.gate or self.mesh.first(file.is_file):
             return
@@ -545,10 +448,6 @@ def _lock(folder: Path, held: ExitStack) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise TrainError(f"{folder} is being trained by another run: wait, or end it") from None
-
-
-def _after(stage: Stage) -> str:
-    return f"stage {stage.start}"
 
 
 def _experts(preset: Preset, asked: tuple[str, ...]) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ from trainer.run_folder import RunFolder, read_json, write_json
 from trainer.sampler import ManySteps
 from trainer.schedule import PddSchedule
 from trainer.stable.controls import ControlsError
-from trainer.stable.loop import Readers, Roles, StableHooks, StableTask, train_stable
+from trainer.stable.loop import train_stable
+from trainer.stable.task import Readers, Roles, StableHooks, StableTask
 from trainer.stable.watch import Late, Pictures
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from jobs.train_config import TrainError
 from trainer.checkpoint import Checkpoints
 from trainer.config import Preset
-from trainer.export import SCHEDULE
+from trainer.export import same_schedule
 from trainer.model.adapters import Contents
 from trainer.model.pdd_head import IntervalHead
 from trainer.model.wan import WanModel
@@ -24,7 +23,7 @@ from trainer.weights.transfer import load
 def from_run(folder: RunFolder, stage: str, expert: str, preset: Preset, schedule: PddSchedule) -> WanModel:
     """The newest average of a stage, fp32 on the host, with the head that was trained.
 
-    Raises TrainError where there is none, or one of few-step heads of another schedule.
+    Raises TrainError where there is none, CheckpointError on few-step heads of another schedule.
     """
     checkpoints = Checkpoints(folder.checkpoints(stage, expert), say=lambda line: None)
     try:
@@ -34,11 +33,8 @@ def from_run(folder: RunFolder, stage: str, expert: str, preset: Preset, schedul
     if saved is None:
         raise TrainError(f"{folder.path} has no weights of stage {stage}, expert {expert}")
     heads = weight_shapes(saved).get("head.bank_weight", (1,))[0]
-    if heads > 1 and saved.note.get(SCHEDULE) != asdict(schedule):
-        raise TrainError(
-            f"{saved.path} has few-step heads of the schedule {saved.note.get(SCHEDULE)}, this run has "
-            f"{asdict(schedule)}: one schedule serves start, rollout, replay and inference"
-        )
+    if heads > 1:
+        same_schedule(saved, schedule)
     model = unfilled(preset, heads)
     load_weights(saved, model, average=True)
     return model

@@ -121,12 +121,7 @@ def train_expert(
         for line in resumed.lines():
             hooks.say(f"stage {stage.name}, expert {task.expert}: {line}")
     if task.parallel.compile:
-        hooks.say(
-            f"stage {stage.name}, expert {task.expert}: with parallel.compile a block is compiled anew where "
-            "the stretches of frames and prompts of a sequence change, "
-            f"{torch._dynamo.config.recompile_limit} times at most; past that it runs uncompiled, and "
-            "torch's warning of `recompile_limit` is all that says so"
-        )
+        hooks.say(f"stage {stage.name}, expert {task.expert}: {_compiled()}")
     task = replace(task, seed=stage.seed(task.seed))
     forget_peak(mesh.device)
     clock = SaveClock(task.save_minutes)
@@ -163,6 +158,14 @@ def train_expert(
                 with ema.swapped(model):
                     hooks.look(done, model)
         checkpoints.wait()
+
+
+def _compiled() -> str:
+    return (
+        "with parallel.compile a block is compiled anew where the stretches of frames and prompts of a "
+        f"sequence change, {torch._dynamo.config.recompile_limit} times at most; past that it runs "
+        "uncompiled, and torch's warning of `recompile_limit` is all that says so"
+    )
 
 
 def _close(batches: Iterator[list[Batch]]) -> None:
@@ -275,15 +278,26 @@ def _named(task: Task, mesh: Mesh, ran: _Ran, step: int, what: str, *, only_bad:
         for name, sigma, value in zip(ran.samples, ran.sigma, ran.value)
         if not (only_bad and bool(value.isfinite().all()))
     ]
+    return (
+        f"stage {task.stage.name}, expert {task.expert}, step {step}: {what}; samples "
+        f"{of_all_ranks(mesh, own)}. {way_past(task.stage.name, task.expert, step)}"
+    )
+
+
+def of_all_ranks(mesh: Mesh, own: list[str]) -> str:
+    """Samples of all ranks for an error, each once, the first few. Every rank calls it."""
     parts: list[list[str]] = [[] for _ in range(mesh.world)]
     dist.all_gather_object(parts, own)
     names = list(dict.fromkeys(name for part in parts for name in part))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{'; '.join(names[:_SHOWN])}{more}"
+
+
+def way_past(stage: str, expert: str, step: int) -> str:
+    """What to do about a step that gave no number, which the same command would meet again."""
     return (
-        f"stage {task.stage.name}, expert {task.expert}, step {step}: {what}; samples "
-        f"{'; '.join(names[:_SHOWN])}{more}. The newest checkpoint is untouched: give --redraw "
-        f"{task.stage.name}/{task.expert}/{step} for other samples at that step, or a lower optim.lr or "
-        "float32 with --accept-changes (--step N goes further back)"
+        f"The newest checkpoint is untouched: give --redraw {stage}/{expert}/{step} for other samples at "
+        "that step, or a lower rate or float32 with --accept-changes (--step N goes further back)"
     )
 
 

@@ -283,7 +283,7 @@ def test_another_schedule_than_that_of_the_heads_is_refused(
     monkeypatch.setattr(
         train_module._Run, "schedule", property(lambda self: PddSchedule(shift=5.0, boundary=None))
     )
-    with pytest.raises(TrainError, match="one schedule serves start, rollout, replay and inference"):
+    with pytest.raises(CheckpointError, match="one schedule serves start, rollout, replay and inference"):
         train(settings(), Options(corpus, out, "5", steps=1), quiet())
 
 

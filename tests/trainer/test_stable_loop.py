@@ -27,8 +27,10 @@ from trainer.model.wan import WanModel
 from trainer.rollout import Scene
 from trainer.schedule import PddSchedule
 from trainer.stable import loop
-from trainer.stable.loop import Readers, Roles, StableHooks, StableTask, train_stable
+from trainer.stable.loop import train_stable
 from trainer.stable.played import Played
+from trainer.stable.state import StableState
+from trainer.stable.task import Readers, Roles, StableHooks, StableTask
 from trainer.stable.watch import Late, WatchConfig
 
 CHUNKS = 4
@@ -157,11 +159,11 @@ def whole(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(mesh: Mesh, tmp_path: Path) -> loop._Run:
-    return loop._Run(task_of(tmp_path, 9), cast(mesh, STABLE), mesh, StableHooks(say=lambda line: None))
+def run(mesh: Mesh, tmp_path: Path) -> StableState:
+    return StableState(task_of(tmp_path, 9), cast(mesh, STABLE))
 
 
-def test_a_kill_between_the_first_saves_begins_anew(run: loop._Run, tmp_path: Path) -> None:
+def test_a_kill_between_the_first_saves_begins_anew(run: StableState, tmp_path: Path) -> None:
     with checkpoints(tmp_path, 2) as kept:
         run.save(1, {"high": kept["high"]}, "")
     (tmp_path / "low" / "step-00000001").mkdir(parents=True)  # a save that was cut off
@@ -174,7 +176,7 @@ def test_a_kill_between_the_first_saves_begins_anew(run: loop._Run, tmp_path: Pa
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_save_that_one_expert_lacks_removes_no_step_that_both_have(
-    run: loop._Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+    run: StableState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
 ) -> None:
     publish = Checkpoints._publish
 
