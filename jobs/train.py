@@ -196,6 +196,7 @@ class _Run:
                 "fewer than two clips are held out (split val, or a share of the recordings where there is "
                 "none): gates and videos are of clips that were trained on"
             )
+        self.mesh.first(self.disk.check_step)
         known = self.mesh.first(lambda: self.disk.remember(self._identity()))
         for change in known[CHANGES]:
             since = ", ".join(f"{s}/{e}/{k}" for s, steps in change["from"].items() for e, k in steps.items())

@@ -126,7 +126,8 @@ def load(path: Path | None, preset: str | None) -> TrainConfig:
             loc[1] = stages[int(loc[1])]["name"]
         where = ": ".join([str(path), *([".".join(map(str, loc))] if loc else [])])
         message = first["msg"].removeprefix("Value error, ")
-        got = f" (got {str(first['input'])[:80]})" if loc else ""
+        whole = isinstance(first["input"], dict)  # of a stage, whose message says what is wrong
+        got = "" if whole else f" (got {str(first['input'])[:80]})"
         raise TrainError(f"{where}: {message}{got}") from None
 
 

@@ -73,6 +73,16 @@ class OnDisk:
         done = list_steps(self.folder.checkpoints(stage, expert))[0]
         return bool(steps) and done[-1:] == steps
 
+    def check_step(self) -> None:
+        """Raises TrainError where --step would be passed over: nothing of this command is in training."""
+        if self.options.step is None or any(s.objective is Objective.STABLE for s in self.stages):
+            return
+        if all(self.finished(s.name, e) for s in self.stages for e in self.experts):
+            raise TrainError(
+                f"--step {self.options.step}: all of {', '.join(s.name for s in self.stages)} is finished, "
+                "and it takes back what is in training: move the later checkpoints of an expert away first"
+            )
+
     def begun(self, stage: str, expert: str) -> bool:
         """Is there a checkpoint of it to go on from."""
         return bool(list_steps(self.folder.checkpoints(stage, expert))[0])
@@ -88,10 +98,12 @@ class OnDisk:
             or source != _after(stage)
         ):
             return
-        name, file = known[stage.start]["gate"], self.gate(stage.start)
+        name = known[stage.start]["gate"]
         if name in self.options.overrides:
             return
-        if not file.is_file():
+        measured = (self.gate(stage.start), self.folder.gate(stage.start, ()))  # of all experts: of these too
+        file = next((f for f in measured if f.is_file()), None)
+        if file is None:
             if any(self.begun(stage.name, e) for e in self.experts):
                 return  # behind the gate
             raise TrainError(

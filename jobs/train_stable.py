@@ -16,7 +16,7 @@ import torch
 from jobs.corpus_reader import Corpus
 from jobs.train_config import TrainConfig, TrainError
 from jobs.train_data import TrainingData
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, list_steps
 from trainer.codec.base import Codec
 from trainer.config import Preset
 from trainer.curriculum import STAGES, Law, Objective, Stage
@@ -282,7 +282,7 @@ def run_stable(
         expert: Checkpoints(
             place,
             config.keep,
-            say=_told(say, expert),
+            say=_told(say, expert) if list_steps(place) != ([], []) else lambda line: None,
             beside=tuple(places.values()),
         )
         for expert, place in places.items()

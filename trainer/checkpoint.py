@@ -10,6 +10,7 @@ Source: spec/faults.md F12, S11; DESIGN rules 2, 10.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -352,12 +353,15 @@ class Checkpoints:
         else:
             (self.folder / LATEST).unlink(missing_ok=True)
         for later in (s for s in complete if s > step):
-            aside = self.folder / f"{ASIDE}{folder_name(later)}"
-            if aside.exists():
-                shutil.rmtree(aside)
+            aside = self._aside(folder_name(later))
             (self.folder / folder_name(later)).rename(aside)
             self._say(f"step {later} is set aside as {aside}: remove it when it is not needed")
         sync_folder(self.folder)
+
+    def _aside(self, name: str) -> Path:
+        """A name that nothing has: who goes back twice keeps both ways on."""
+        later = (self.folder / f"{ASIDE}{name}-{k}" for k in itertools.count(2))
+        return next(p for p in itertools.chain([self.folder / f"{ASIDE}{name}"], later) if not p.exists())
 
     def _first(self, work: Callable[[], T]) -> T:
         """What the first rank finds, on every rank; what it raises, too."""

@@ -119,9 +119,12 @@ def _redrawn(
     for text, times in Counter(redraw).items():
         place, _, step = text.rpartition("/")
         stage, _, expert = place.partition("/")
-        if expert not in at.get(stage, {}) or not step.isdecimal() or int(step) >= stages[stage]["steps"]:
+        if expert not in at.get(stage, {}) or not step.isdecimal():
             there = ", ".join(f"{s}/{e}/.." for s, experts in at.items() for e in experts)
             raise RunError(f"--redraw {text}: give STAGE/EXPERT/STEP, of {there}")
+        if int(step) >= stages[stage]["steps"]:
+            last = stages[stage]["steps"] - 1
+            raise RunError(f"--redraw {text}: the steps of stage {stage} are 0 to {last}")
         step = str(int(step))
         if times <= found.get(place, {}).get(step, 0):
             continue  # the same command again

@@ -39,7 +39,9 @@ def train(
     step: Annotated[
         int | None,
         typer.Option(
-            min=1, help="go on from this checkpoint of what is in training; later ones are set aside"
+            min=1,
+            help="go on from this checkpoint of what is in training; later ones are set aside. Leave it out "
+            "when the command is given again: it would go back once more",
         ),
     ] = None,
     accept_changes: Annotated[

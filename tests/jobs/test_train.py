@@ -119,6 +119,11 @@ def test_stages_follow_each_other_through_their_gates(corpus: str, tmp_path: Pat
     # The next stage does not start behind a gate that did not pass; what is finished is skipped.
     with pytest.raises(TrainError, match="stage 2b does not start: gate recall of stage 2a failed"):
         train(config, replace(options, span="2b"), heard.told)
+    # One expert alone stands behind the gate of both, and nothing that is finished goes back unasked.
+    with pytest.raises(TrainError, match="stage 2b does not start: gate recall of stage 2a failed"):
+        train(config, replace(options, span="2b", experts=("high",)), heard.told)
+    with pytest.raises(TrainError, match="--step 1: all of 1, 2a is finished"):
+        train(config, replace(options, step=1), heard.told)
     again = Heard()
     train(config, options, again.told)
     assert not again.records and sum("skipped" in line for line in again.lines) == 4
@@ -188,7 +193,8 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_named(
     train(config, replace(options, redraw=redraw), Heard().told)  # the same command again changes nothing
     for text, why in {
         "2a/high/2": "that step is made",
-        "2a/high/4": "give STAGE/EXPERT/STEP, of 2a/high/",
+        "2a/high/4": "the steps of stage 2a are 0 to 3",
+        "2a/mid/3": "give STAGE/EXPERT/STEP, of 2a/high/",
     }.items():
         with pytest.raises(RunError, match=why):
             train(config, replace(options, redraw=(text,)), Heard().told)

@@ -280,6 +280,22 @@ def test_what_a_watchdog_ended_goes_on_from_an_earlier_step_alone(
     assert "stage 5: finished before, skipped" in said
 
 
+def test_going_on_from_where_a_watchdog_ended_a_run_says_so(corpus: str, run: Path, tmp_path: Path) -> None:
+    out = _from(run, tmp_path)
+    options = Options(corpus, out, "5", steps=2)
+    ended = settings(watch=WatchConfig(still=1e9, window=0, teacher=1))
+    with pytest.raises(WatchError):
+        train(ended, options, quiet())
+    with pytest.raises(
+        WatchError, match="behind step 0: .* begin anew in another folder: there is no earlier"
+    ):
+        train(ended, options, quiet())
+    said: list[str] = []
+    sound = settings(watch=WatchConfig(still=0.0, window=0, teacher=1))
+    train(sound, replace(options, step=1), Told(say=said.append))
+    assert any("goes on from step 1, where a watchdog ended the run: still: motion" in line for line in said)
+
+
 def test_another_schedule_than_that_of_the_heads_is_refused(
     corpus: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

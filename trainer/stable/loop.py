@@ -60,7 +60,8 @@ def train_stable(
     state = StableState(task, roles)
     steps, first = _Steps(state, mesh), state.resume(checkpoints, from_step)
     if first:
-        hooks.say(f"stage {task.stage.name}: goes on from step {first}")
+        what = f", where a watchdog ended the run: {state.ended}" if state.ended else ""
+        hooks.say(f"stage {task.stage.name}: goes on from step {first}{what}")
     forget_peak(mesh.device)
     clock = SaveClock(task.save_minutes)
     log = MetricsLog(task.folder, first) if mesh.rank == 0 else None

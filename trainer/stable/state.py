@@ -30,8 +30,9 @@ FAKE, WATCH, STOPPED = "fake/", "watch", "stopped"
 
 
 class StableState:
-    """student, fake: by expert. waits: must the student wait at the next step. student_read, fake_read: the
-    networks that are read, copies of those that wait on the host."""
+    """student, fake: by expert. waits: must the student wait at the next step. ended: what a watchdog saw,
+    where it ended the run at the checkpoint that this one goes on from. student_read, fake_read: the networks
+    that are read, copies of those that wait on the host."""
 
     def __init__(self, task: StableTask, roles: Roles) -> None:
         self.task, self.roles = task, roles
@@ -48,6 +49,7 @@ class StableState:
             set_rate(optimizer, task.stage.stable.critic_lr)
             self.fake[name] = TrainState(trained, optimizer, Ema(nn.Module(), 0.0))
         self.waits = False
+        self.ended = ""
         self.student_read: Mapping[str, WanModel] = roles.student
         self.fake_read: Mapping[str, WanModel] = roles.fake
 
@@ -77,7 +79,7 @@ class StableState:
             self.student[name].load(saved)
             self.fake[name].load(_View(saved, FAKE))  # type: ignore[arg-type]
             saved.read({WATCH: state})
-            self.waits = bool(saved.note["waits"])
+            self.waits, self.ended = bool(saved.note["waits"]), str(saved.note.get(STOPPED, ""))
         self.watch.load(state)
         for kept in checkpoints.values():
             kept.rewind(step)
@@ -142,7 +144,11 @@ def ended_by(stage: str, folders: Sequence[Path]) -> str | None:
     saved = read_saved(folders[0] / folder_name(common[-1])) if common else None
     if saved is None or not saved.note.get(STOPPED):
         return None
-    advice = f"give --step {common[-2]} to go on from there" if common[1:] else "begin anew in another folder"
+    advice = (
+        f"give --step {common[-2]} to go on from there"
+        if common[1:]
+        else "begin anew in another folder: there is no earlier checkpoint"
+    )
     return (
         f"stage {stage} was ended behind step {saved.step - 1}: {saved.note[STOPPED]}. Change what "
         f"docs/curriculum.md says, and {advice}"
