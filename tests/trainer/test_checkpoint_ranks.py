@@ -17,7 +17,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.parameters import named_parameters
 from trainer.state import load_weights
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,8 @@ from trainer.model.block import Shared
 from trainer.model.layout import clip, teacher_forced
 from trainer.model.plan import make_plan
 
+pytestmark = pytest.mark.alone
+
 BAR = 1e-5
 
 ROOT = Path(__file__).parents[2]
@@ -59,13 +61,13 @@ def launch(ranks: int, out: Path, *checks: str) -> Any:
     run = subprocess.run(
         (sys.executable, "-m", *group, "-m", "tests.trainer.ranks", str(out), *checks),
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    assert out.is_file(), run.stderr[-4000:]
+    assert out.is_file(), f"{run.stdout[-2000:]}\n{run.stderr[-20000:]}"
     return json.loads(out.read_text())
 
 
